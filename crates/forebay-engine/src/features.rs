@@ -101,6 +101,9 @@ fn streams(architecture: &Architecture, add: &mut impl FnMut(&'static str, Strin
         Some(Streams { count, rule: StreamRule::Mixed { .. } }) => {
             add("hyper-connections", format!("{count} residual streams, mixed by every block"));
         }
+        Some(Streams { count, rule: StreamRule::Independent { .. } }) => {
+            add("hyper-connections", format!("{count} residual streams, not mixed"));
+        }
         Some(Streams { count, rule: StreamRule::Gated { .. } }) => {
             add("gated residual streams", format!("{count} of them"));
         }

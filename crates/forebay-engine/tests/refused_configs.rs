@@ -68,6 +68,18 @@ fn values_that_cannot_be_right_are_refused() {
         ("qwen4_exp", "hc_lowrank", json!(0), "rank"),
         ("qwen4_exp", "hc_lowrank", json!(17), "input_mix_weight_down"),
         ("qwen4_exp", "hc_lowrank", huge.clone(), "rank"),
+        ("hy_v4", "hc_mult", json!(1), "residual streams"),
+        ("hy_v4", "hc_mult", json!(3), "hc_pre.hc_fn"),
+        ("hy_v4", "hc_magnitude", json!(0), "magnitude of hyper-connections"),
+        ("hy_v4", "hc_magnitude", json!(1e300), "magnitude of hyper-connections"),
+        ("hy_v4", "hc_magnitude", Value::Null, "hc_magnitude"),
+        ("hy_v4", "hc_eps", json!(-1e-6), "epsilon of hyper-connections"),
+        ("hy_v4", "swiglu_limit", json!(-1), "limit of gate and up"),
+        ("hy_v4", "indexer_types", json!(["full", "full", "half"]), "indexer_types"),
+        ("hy_v4", "indexer_types", json!(["full"]), "indexer_types"),
+        ("hy_v4", "indexer_types", json!(["shared", "full", "full"]), "choice of another"),
+        ("hy_v4", "index_head_dim", json!(8), "length of the indexer's heads"),
+        ("hy_v4", "index_topk", json!(0), "keys that the indexer chooses"),
         ("qwen2_moe", "shared_expert_intermediate_size", huge, "width"),
     ] {
         let Some(error) = error_of(name, &[(key, value.clone())]) else { continue };

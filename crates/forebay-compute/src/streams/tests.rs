@@ -38,7 +38,11 @@ fn coefficients(
     if products.len() == n {
         return all;
     }
-    all.extend((n..2 * n).map(|index| 2.0 * logistic(value(index))));
+    let (factor, added) = (f64::from(of.outputs.0), f64::from(of.outputs.1));
+    all.extend((n..2 * n).map(|index| factor * logistic(value(index)) + added));
+    if products.len() == 2 * n {
+        return all;
+    }
     let mut matrix = vec![vec![0.0; n]; n];
     for (i, row) in matrix.iter_mut().enumerate() {
         let powers: Vec<f64> = (0..n).map(|j| value(2 * n + i * n + j).exp()).collect();
@@ -73,13 +77,15 @@ fn coefficients_agree_with_f64_and_make_a_doubly_stochastic_matrix() {
     for cpu in cpus() {
         for (rows, shape) in SHAPES {
             let x = random(1, rows * shape.row());
-            for width in [shape.count, shape.coefficients()] {
+            let widths = [shape.count, shape.factors(), shape.coefficients()];
+            for (parts, width) in (1..).zip(widths) {
                 let base = random(3, width);
                 let mixing = StreamMixing {
-                    scales: if width == shape.count { &[1.5] } else { &[1.5, 0.7, 2.0] },
+                    scales: &[1.5, 0.7, 2.0][..parts],
                     base: &base,
                     iterations: 20,
                     epsilon: 1e-6,
+                    outputs: (1.7, 0.25),
                     norm_epsilon: 1e-5,
                 };
                 let products = random(2, rows * width);
@@ -114,10 +120,17 @@ fn sums_of_streams_agree_with_f64() {
             let coefficients = random(6, rows * shape.coefficients());
             let mut out = vec![0.0; rows * width];
             cpu.collapse_streams(&x, shape, &coefficients, &mut out);
-            let [mut mixed, mut injected] = [x.clone(), x.clone()];
+            let [mut mixed, mut injected, mut behind] = [(); 3].map(|()| x.clone());
             cpu.add_to_streams(&mut mixed, shape, &coefficients, &added);
             let factors = random(7, rows * count);
             cpu.add_to_streams(&mut injected, shape, &factors, &added);
+            // The same factors, behind those for inputs.
+            let both: Vec<f32> = factors
+                .chunks(count)
+                .flat_map(|of| [vec![f32::NAN; count], of.to_vec()].concat())
+                .collect();
+            cpu.add_to_streams(&mut behind, shape, &both, &added);
+            assert_eq!(behind, injected);
             let (x, added, of) = (wide(&x), wide(&added), wide(&coefficients));
             let factors = wide(&factors);
             let [mut collapsed, mut all_mixed, mut all_injected] = [(); 3].map(|()| Vec::new());
@@ -250,6 +263,7 @@ fn a_row_has_the_same_bits_alone() {
             base: &base,
             iterations: 20,
             epsilon: 1e-6,
+            outputs: (2.0, 0.0),
             norm_epsilon: 1e-6,
         };
         let products = random(4, rows * shape.coefficients());

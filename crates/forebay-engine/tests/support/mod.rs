@@ -64,8 +64,6 @@ pub const NOT_YET: &[(&str, &str)] = &[
     ("models/falcon_h1", "attention and Mamba-2 in one layer"),
     ("gguf/falcon_h1", "attention and Mamba-2 in one layer"),
     ("gguf/jamba", "Mamba of the first kind"),
-    ("models/hy_v4", "independent hyper-connections"),
-    ("gguf/hy_v4", "independent hyper-connections"),
     ("models/cohere2_moe", "layer norms and parallel blocks"),
     ("gguf/cohere2_moe", "layer norms and parallel blocks"),
     ("models/step3p7", "limits behind SiLU"),

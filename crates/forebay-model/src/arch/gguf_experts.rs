@@ -66,7 +66,10 @@ pub(super) fn experts(
         transposed: false,
         own_norms: family.feed_forward.beside_dense,
         expert_scales: family.feed_forward.beside_dense,
-        latent: keys.optional_count("expert_latent_length")?.filter(|_| family.feed_forward.latent),
+        latent: match family.feed_forward.latent {
+            true => keys.optional_count("expert_latent_length")?,
+            false => None,
+        },
     })
 }
 
@@ -91,9 +94,9 @@ fn scoring(keys: &Keys<'_>, family: &Family, correction_bias: bool) -> Result<Sc
 
 /// Returns the gating that the metadata describes. Limits of clamped gates are given for each layer, for experts and for shared
 /// experts.
-pub(super) fn gating(keys: &Keys<'_>, usual: Gating) -> Result<Gating, ModelError> {
+pub(super) fn gating(keys: &Keys<'_>, family: &Family) -> Result<Gating, ModelError> {
     let required = |key: &str| keys.optional_float(key)?.ok_or_else(|| keys.missing(key));
-    let usual = match usual {
+    let usual = match family.feed_forward.gating {
         Gating::ClampedSilu { limit } => limit,
         Gating::Situ { .. } => {
             return Ok(Gating::Situ {
@@ -103,8 +106,13 @@ pub(super) fn gating(keys: &Keys<'_>, usual: Gating) -> Result<Gating, ModelErro
         }
         other => return Ok(other),
     };
+    let mut keys_of_limit = &["swiglu_clamp_exp", "swiglu_clamp_shexp"][..];
+    if family.feed_forward.gating_of_others.is_some() {
+        keys_of_limit = &keys_of_limit[..1];
+        keys.only("swiglu_clamp_shexp", &[0.0], "forebay knows none for this family")?;
+    }
     let mut found = None;
-    for key in ["swiglu_clamp_exp", "swiglu_clamp_shexp"] {
+    for &key in keys_of_limit {
         for limit in keys.floats(key)?.unwrap_or_default() {
             if found.is_some_and(|found: f32| found != limit) {
                 return Err(keys.wrong(key, limit, "forebay knows one limit for all layers"));

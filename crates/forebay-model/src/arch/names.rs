@@ -251,7 +251,8 @@ impl Names {
             }
             _ => unreachable!("streams have no {part}"),
         };
-        self.pick(gguf, hf)
+        let own = self.or_usual(&format!("streams_end_{part}"), (gguf, hf));
+        self.pick(own.0, own.1)
     }
 
     /// Returns the family's names with a role. An empty one stands for the usual one.

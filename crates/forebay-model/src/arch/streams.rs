@@ -27,6 +27,7 @@ impl Architecture {
         match streams.rule {
             StreamRule::Mixed { .. } => [shape.coefficients(), 0, 0],
             StreamRule::Gated { rank } => [shape.count, shape.row(), rank],
+            StreamRule::Independent { .. } => [shape.factors(), 0, 0],
             StreamRule::Bank { .. } => [0; 3],
         }
     }
@@ -60,6 +61,12 @@ impl Architecture {
                 let fits = self.layers.iter().all(whole) && self.mtp.is_none();
                 let expected = "every layer must have attention or a recurrence and a feed-forward";
                 check("layers that keep earlier states", count - 1, fits, expected)?;
+            }
+            StreamRule::Independent { magnitude, epsilon } => {
+                let fits = magnitude.is_finite() && magnitude > 0.0;
+                check("magnitude of hyper-connections", magnitude, fits, "it must be positive")?;
+                let fits = (0.0..1.0).contains(&epsilon);
+                check("epsilon of hyper-connections", epsilon, fits, "from 0 to less than 1")?;
             }
             StreamRule::Mixed { iterations, epsilon, .. } => {
                 let fits = (1..=1000).contains(&iterations);
@@ -96,6 +103,10 @@ pub(super) fn of_huggingface(
     family: &Family,
 ) -> Result<Option<Streams>, ModelError> {
     let Some(form) = family.layers.streams else { return Ok(None) };
+    let number = |key: &str| {
+        let found = config.float(key)?.ok_or_else(|| config.missing(key))?;
+        Ok::<_, ModelError>(found as f32)
+    };
     let mixes = config.flag("mhc")?.unwrap_or(true);
     check("mhc", mixes, mixes, "forebay knows this family with hyper-connections")?;
     Ok(Some(match form {
@@ -103,13 +114,20 @@ pub(super) fn of_huggingface(
             count: config.count("hc_mult")?,
             rule: StreamRule::Mixed {
                 iterations: config.count("hc_sinkhorn_iters")?,
-                epsilon: config.float("hc_eps")?.ok_or_else(|| config.missing("hc_eps"))? as f32,
+                epsilon: number("hc_eps")?,
                 end,
             },
         },
         StreamForm::Gated => Streams {
             count: config.count("hc_count")?,
             rule: StreamRule::Gated { rank: config.count("hc_lowrank")? },
+        },
+        StreamForm::Independent => Streams {
+            count: config.count("hc_mult")?,
+            rule: StreamRule::Independent {
+                magnitude: number("hc_magnitude")?,
+                epsilon: number("hc_eps")?,
+            },
         },
         StreamForm::Bank => return Err(ModelError::GgufOnly { name: family.name.into() }),
     }))
@@ -127,15 +145,22 @@ pub(super) fn of_gguf(
     family: &Family,
     layers: usize,
 ) -> Result<Option<Streams>, ModelError> {
-    let epsilon = "hyper_connection.epsilon";
+    let number = |key: &str| keys.optional_float(key)?.ok_or_else(|| keys.missing(key));
     match family.layers.streams {
         None => Ok(None),
         Some(StreamForm::Mixed(end)) => Ok(Some(Streams {
             count: keys.count("hyper_connection.count")?,
             rule: StreamRule::Mixed {
                 iterations: keys.count("hyper_connection.sinkhorn_iterations")?,
-                epsilon: keys.optional_float(epsilon)?.ok_or_else(|| keys.missing(epsilon))?,
+                epsilon: number("hyper_connection.epsilon")?,
                 end,
+            },
+        })),
+        Some(StreamForm::Independent) => Ok(Some(Streams {
+            count: keys.count("hyper_connection.count")?,
+            rule: StreamRule::Independent {
+                magnitude: number("hyper_connection.magnitude")?,
+                epsilon: number("hyper_connection.epsilon")?,
             },
         })),
         Some(StreamForm::Gated) => Ok(Some(Streams {

@@ -89,11 +89,12 @@ pub struct NGramWeights {
 #[derive(Debug)]
 pub enum StreamWeights<M> {
     Mixed {
-        /// Matrix `[coefficients, streams * hidden]`. Behind the last layer, it has one row for each stream.
+        /// Matrix `[coefficients, streams * hidden]`. Behind the last layer, it has one row for each stream, and in independent
+        /// hyper-connections two.
         mix: M,
         /// Numbers that are added to the products.
         base: Vec<f32>,
-        /// Factors of the products for the input, the output and the matrix.
+        /// Factors of the products for the input, the output and the matrix, as far as there are such.
         scales: Vec<f32>,
     },
     Gated {

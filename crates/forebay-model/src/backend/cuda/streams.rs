@@ -104,6 +104,7 @@ impl CudaBackend {
         let coefficients = match streams.rule {
             StreamRule::Mixed { .. } => StreamCoefficients::Mixed(coefficients),
             StreamRule::Gated { .. } => StreamCoefficients::Gated(coefficients),
+            StreamRule::Independent { .. } => StreamCoefficients::Independent(coefficients),
             StreamRule::Bank { .. } => {
                 let (rows, place) = (self.bank_rows(step), step.banked_stream(block));
                 return Ok(self.gpu.add_to_bank(&rows, added, place, Some(flag))?);
@@ -170,6 +171,7 @@ impl CudaBackend {
                     base: vector(vectors.base),
                     iterations: mixing.iterations,
                     epsilon: mixing.epsilon,
+                    outputs: mixing.outputs,
                     norm_epsilon: mixing.norm_epsilon,
                 });
                 gpu.collapse_streams(&rows, factors, to)?;
