@@ -21,12 +21,13 @@ static constexpr int WARPS = 4;
 // Finishes queries and keys, and stores the keys in the cache. q [rows, heads, dim] is changed in place. k [rows, dim].
 // Queries get a norm if `q_norm` is not null. Keys get a layer norm if `bias` is not null, else a norm if `norm` is not null.
 // Queries are rotated if `angles` is not null, and keys then too if `turns_keys`: angles [positions, 2, rotary_dim / 2] are
-// cosines and sines. If `gates` [rows, dim] is not null, they are stored behind the key. A position beyond the context, or
-// without a block, is not written. One warp for each head and for the key of each row: grid (heads, rows).
+// cosines and sines of the elements from `rotary_from` on. If `gates` [rows, dim] is not null, they are stored behind the key. A
+// position beyond the context, or without a block, is not written. One warp for each head and for the key of each row: grid
+// (heads, rows).
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     indexer_inputs(float *q, const float *k, const float *gates, const float *q_norm, const float *norm,
                    const float *bias, const float *angles, KV_PARAMETERS, int heads, int dim, int rotary_dim,
-                   int interleaved, int turns_keys, int context, float norm_eps, float layer_norm_eps) {
+                   int rotary_from, int interleaved, int turns_keys, int context, float norm_eps, float layer_norm_eps) {
     extern __shared__ float shared[];
     wait_for_previous();
     const int lane = threadIdx.x & 31, head = blockIdx.x * WARPS + (threadIdx.x >> 5);
@@ -54,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     }
     const float *const plain_norm = query ? q_norm : bias ? nullptr : norm;
     const float *const turn = angles ? angles + (size_t)position * rotary_dim : nullptr;
-    finish_head(row, dim, plain_norm, query || turns_keys, HeadRules{turn, rotary_dim, 0, interleaved, norm_eps});
+    finish_head(row, dim, plain_norm, query || turns_keys, HeadRules{turn, rotary_dim, rotary_from, interleaved, norm_eps});
     if (query) {
         for (int i = lane; i < dim; i += 32) q[(row_index * heads + head) * dim + i] = row[i];
         return;

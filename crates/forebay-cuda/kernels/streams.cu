@@ -38,12 +38,12 @@ extern "C" __global__ void __launch_bounds__(256) spread_streams(const float *fr
     for (int stream = 0; stream < STREAMS; stream++) *(float4 *)(to + (size_t)stream * width) = value;
 }
 
-// Adds `addition` to the streams of rows of x. If `is_mixed`, stream k becomes the addition times its factor, plus the sum over
-// the streams before, each times an element of column k of the matrix. Otherwise, `coefficients` [rows, STREAMS] are factors,
-// and the addition times its factor is added. `flag`, if not null, receives the smallest `tag + row` with a sum that is not
-// finite. Grid (rows, elements of a stream).
+// Adds `addition` to the streams of rows of x, by `coefficients` [rows, count]. With all COEFFICIENTS, stream k becomes the addition
+// times its factor, plus the sum over the streams before, each times an element of column k of the matrix. Otherwise, the last
+// STREAMS coefficients of a row are factors, and the addition times its factor is added. `flag`, if not null, receives the smallest
+// `tag + row` with a sum that is not finite. Grid (rows, elements of a stream).
 template <bool BIASED>
-__device__ __forceinline__ void add(float *x, const Addition<BIASED> &addition, const float *coefficients, bool is_mixed,
+__device__ __forceinline__ void add(float *x, const Addition<BIASED> &addition, const float *coefficients, int count,
                                     int width, u32 *flag, int tag) {
     wait_for_previous();
     start_next(gridDim.x <= FEW_ROWS);
@@ -57,7 +57,7 @@ __device__ __forceinline__ void add(float *x, const Addition<BIASED> &addition, 
     const float4 a = *first, b = *second, c = *third, d = *fourth;
     const float4 added = addition.quad_at(at, width);
     float4 w, y, z, v;
-    if (is_mixed) {
+    if (count == COEFFICIENTS) {
         const float4 *const of = (const float4 *)(coefficients + (size_t)blockIdx.x * COEFFICIENTS);
         const float4 factors = of[1], from_a = of[2], from_b = of[3], from_c = of[4], from_d = of[5];
         w = plus_scaled(scaled(added, factors.x), a, from_a.x);
@@ -69,7 +69,7 @@ __device__ __forceinline__ void add(float *x, const Addition<BIASED> &addition, 
         v = plus_scaled(scaled(added, factors.w), a, from_a.w);
         v = plus_scaled(plus_scaled(plus_scaled(v, b, from_b.w), c, from_c.w), d, from_d.w);
     } else {
-        const float4 factors = *(const float4 *)(coefficients + (size_t)blockIdx.x * STREAMS);
+        const float4 factors = *(const float4 *)(coefficients + (size_t)(blockIdx.x + 1) * count - STREAMS);
         w = plus_scaled(a, added, factors.x);
         y = plus_scaled(b, added, factors.y);
         z = plus_scaled(c, added, factors.z);
@@ -86,10 +86,10 @@ __device__ __forceinline__ void add(float *x, const Addition<BIASED> &addition, 
 #define KERNEL(NAME, BIASED)                                                                                         \
     extern "C" __global__ void __launch_bounds__(256)                                                                \
         NAME(float *x, const float *added, const float *parts, const float *part_weights, const u32 *row_of_pair,    \
-             const float *bias, const u32 *ids, int k, const float *coefficients, int is_mixed, int width, u32 *flag, \
+             const float *bias, const u32 *ids, int k, const float *coefficients, int count, int width, u32 *flag,    \
              int tag) {                                                                                              \
         const Addition<BIASED> addition{added, parts, part_weights, row_of_pair, bias, ids, k};                      \
-        add(x, addition, coefficients, is_mixed != 0, width, flag, tag);                                             \
+        add(x, addition, coefficients, count, width, flag, tag);                                                     \
     }
 KERNEL(add_to_streams, false)
 KERNEL(add_to_streams_biased, true)
@@ -110,11 +110,13 @@ __device__ __forceinline__ float sum_of_matrix_row(float element) {
 // Writes the sum of the streams of rows of x, each times a factor, to `out` [rows, width]. A block computes a row.
 //
 // The factors come from `products` [rows, count] of the row with a matrix, which are divided by the row's root mean square,
-// multiplied by `scales`, one for each kind of coefficient, and added to `base` [count]. If there are products for all
-// coefficients and not only for the factors, the coefficients replace the products. Without products, `out` is the mean.
+// multiplied by `scales`, one for each kind of coefficient, and added to `base` [count]. If there are products for other
+// coefficients than these factors, the coefficients replace the products. Factors for outputs are `output_scale` times the logistic
+// function, plus `output_epsilon`. Without products, `out` is the mean.
 extern "C" __global__ void __launch_bounds__(1024, 1)
     collapse_streams(const float *x, float *products, int count, const float *scales, const float *base, int iterations,
-                     float epsilon, float norm_epsilon, float *out, int width) {
+                     float epsilon, float output_scale, float output_epsilon, float norm_epsilon, float *out,
+                     int width) {
     wait_for_previous();
     start_next(gridDim.x <= FEW_ROWS);
     __shared__ float shared[32];
@@ -135,6 +137,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
                 value = __fadd_rn(__fmul_rn(__fmul_rn(products[lane], scale), scales[kind]), base[lane]);
             }
             if (lane < STREAMS) factors[lane] = __fadd_rn(logistic(value), epsilon);
+            if (count > STREAMS && lane >= STREAMS && lane < 2 * STREAMS)
+                products[lane] = __fadd_rn(__fmul_rn(output_scale, logistic(value)), output_epsilon);
             if (count == COEFFICIENTS) {
                 float element = __shfl_sync(~0u, value, 2 * STREAMS + (lane & 15));
                 float largest = fmaxf(element, __shfl_xor_sync(~0u, element, 1));
@@ -147,7 +151,6 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
                     element = __fdiv_rn(element, sum_of_matrix_row(element) + epsilon);
                     element = divided_by_column(element, epsilon);
                 }
-                if (lane >= STREAMS && lane < 2 * STREAMS) products[lane] = __fmul_rn(2.0f, logistic(value));
                 if (lane < 16) products[2 * STREAMS + lane] = element;
             }
         }

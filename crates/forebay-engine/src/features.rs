@@ -4,8 +4,8 @@ use forebay_compute::{GateFunction, Gating, NormForm, RopeScaling, Scoring};
 use forebay_format::{Catalog, TensorInfo};
 use forebay_model::Architecture;
 use forebay_model::arch::{
-    Attention, AttentionBias, EmbeddingNorm, Experts, FeedForward, IndexerRule, Latent, NormLayout,
-    OutputGate, QkNorm, Rope, StateRule, StreamRule, Streams,
+    Attention, AttentionBias, EmbeddingNorm, Experts, FeedForward, IndexerRule, Latent, LatentNorm,
+    NormLayout, OutputGate, QkNorm, Rope, StateRule, StreamRule, Streams,
 };
 use serde::Serialize;
 
@@ -28,6 +28,10 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
     streams(architecture, &mut add);
     match architecture.gating {
         Gating::Silu => {}
+        Gating::Situ { limit, up_limit } => {
+            let words = format!("tangents keep gate and up within {limit} and {up_limit}");
+            add("SiTU", words);
+        }
         Gating::GeluTanh => add("GeGLU", "gates by GELU instead of SiLU".to_owned()),
         Gating::Clamped { limit, .. } | Gating::ClampedSilu { limit } => {
             add("clamped SwiGLU", format!("gate and up stay within {limit}"));
@@ -130,8 +134,16 @@ fn streams(architecture: &Architecture, add: &mut impl FnMut(&'static str, Strin
         Some(Streams { count, rule: StreamRule::Mixed { .. } }) => {
             add("hyper-connections", format!("{count} residual streams, mixed by every block"));
         }
+        Some(Streams { count, rule: StreamRule::Independent { .. } }) => {
+            add("hyper-connections", format!("{count} residual streams, not mixed"));
+        }
         Some(Streams { count, rule: StreamRule::Gated { .. } }) => {
             add("gated residual streams", format!("{count} of them"));
+        }
+        Some(Streams { count, rule: StreamRule::Bank { period } }) => {
+            let kept = count - 1;
+            let words = format!("{kept} states, one of every {period} layers, beside the last");
+            add("attention over earlier residuals", words);
         }
     }
 }
@@ -403,7 +415,11 @@ fn experts(architecture: &Architecture, add: &mut impl FnMut(&'static str, Strin
         add("expert biases", "of the router and of every matrix".to_owned());
     }
     if let Some(of) = experts.latent {
-        add("experts in a space of their own", format!("of {} elements", of.width));
+        let words = match of.norm {
+            LatentNorm::Before => "with a norm of the input",
+            LatentNorm::After => "with a norm of the sum",
+        };
+        add("experts in a space of their own", format!("of {} elements, {words}", of.width));
     }
     if experts.output_norms {
         add("norms of experts", "the output of every expert is normed".to_owned());

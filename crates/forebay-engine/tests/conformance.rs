@@ -13,7 +13,7 @@ use forebay_engine::{GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
 use logits::{
     Distance, FEW_EXPERTS, GGUF, HUGGING_FACE, INDEXED, RECURRENT, References, json, numbers,
-    of_long_prompt, prompt, short_context,
+    of_long_prompt, prompt, references_of, short_context,
 };
 use support::{NOT_YET, fixture};
 
@@ -90,21 +90,28 @@ fn check_hugging_face(name: &str, folder: &Path, data: &Path) {
     let short = prompt(&reference, "short");
     let mut routing = Vec::new();
     let logits = session.logits(&short, Some(&mut routing)).unwrap();
-    let expected = references.floats("hf.short.logits").unwrap();
+    let which = references_of(name);
+    let expected = references.floats(&format!("{which}.short.logits")).unwrap();
     expect_exact(&format!("{name} short"), &expected, &logits, vocabulary, EXACT);
     let one_by_one = session.logits_one_by_one(&short).unwrap();
     expect_exact(&format!("{name} one by one"), &expected, &one_by_one, vocabulary, EXACT);
-    let greedy_short = numbers(&reference["short"]["greedy"]);
-    let tested = greedy(&mut session, &short, greedy_short.len());
-    assert_eq!(tested, greedy_short, "{name}: greedy short");
+    if which == "hf" {
+        let greedy_short = numbers(&reference["short"]["greedy"]);
+        let tested = greedy(&mut session, &short, greedy_short.len());
+        assert_eq!(tested, greedy_short, "{name}: greedy short");
+    }
     if short_context < CONTEXT {
         session = open(folder, true);
     }
     let long = prompt(&reference, "long");
     let logits = session.logits(&long, None).unwrap();
-    let expected = references.floats("hf.long.logits_last8").unwrap();
+    let expected = references.floats(&format!("{which}.long.logits_last8")).unwrap();
     let what = format!("{name} long");
     expect_exact(&what, &expected, last8(&logits, vocabulary), vocabulary, EXACT);
+    if which != "hf" {
+        // Only logits were recorded.
+        return;
+    }
     let mut greedy_long = numbers(&reference["long"]["greedy"]);
     if name.starts_with("gemma4_moe") {
         // For the next token, the scores of two experts are equal up to rounding. llama.cpp chooses as forebay does.
@@ -163,6 +170,17 @@ fn configurations_of_transformers_5_give_the_same_model() {
         }
         check_hugging_face(&format!("{name} (v5)"), copy.path(), &folder);
     }
+}
+
+#[test]
+fn a_configuration_may_say_that_halves_rotate() {
+    let Some(folder) = fixture("models/hy_v4") else { return };
+    let halves = |config: &mut serde_json::Value| {
+        config["rope_interleave"] = false.into();
+        config["indexer_rope_interleave"] = false.into();
+    };
+    let copy = support::changed("hy_v4", halves).unwrap();
+    check_hugging_face("hy_v4 (halves)", copy.path(), &folder);
 }
 
 /// Returns the quantisation label and the first file of each model in a GGUF fixture.
@@ -283,6 +301,15 @@ fn llama_cpp_misses(name: &str, label: &str, which: &str) -> f64 {
     ((1.0 - share.unwrap_or(1.0)) * positions).round()
 }
 
+/// Returns the largest difference that rounding of weights alone makes, and in how many positions of a prompt of `positions` it makes
+/// another token the likeliest, for a fixture without numbers of llama.cpp's own arithmetic.
+fn rounded_weights(name: &str, label: &str, positions: f64) -> (f64, f64) {
+    let described = json(&fixture(&format!("gguf/{name}/llamacpp.json")).unwrap());
+    let of = &described["files"][label]["exact_vs_f32"];
+    let misses = (1.0 - of["top1"].as_f64().unwrap_or(1.0)) * positions;
+    (of["max_abs"].as_f64().unwrap_or(0.0), misses.round())
+}
+
 /// Returns the mean divergence of llama.cpp's logits with an f16 cache from those with an f32 cache.
 fn llama_cpp_half_cache(name: &str, which: &str) -> f64 {
     let described = json(&fixture(&format!("gguf/{name}/llamacpp.json")).unwrap());
@@ -322,6 +349,10 @@ fn default_arithmetic_stays_within_the_table() {
                     let (largest, mean) = llama_cpp_distance(name, &label, which);
                     (max_abs, kl) = (f32::max(max_abs, 1.5 * largest as f32), f64::max(kl, mean));
                 }
+                if name == "kimi_k3" {
+                    let (largest, _) = rounded_weights(name, &label, 24.0);
+                    max_abs = f32::max(max_abs, 3.0 * largest as f32);
+                }
                 if float {
                     // With many layers of random weights, the limit is llama.cpp's own distance between f16 and f32
                     // caches.
@@ -337,7 +368,12 @@ fn default_arithmetic_stays_within_the_table() {
                 // A flipped expert may also change the likeliest token. This may happen in at most as many positions as
                 // in llama.cpp.
                 let far = distance.top1_misses.iter().filter(|miss| **miss > gap).count();
-                let allowed = if by_median { llama_cpp_misses(name, &label, which) } else { 0.0 };
+                let mut allowed =
+                    if by_median { llama_cpp_misses(name, &label, which) } else { 0.0 };
+                if name == "kimi_k3" {
+                    // Its random weights amplify every rounding. Activations are rounded as often as weights, and states besides.
+                    allowed = 2.0 * rounded_weights(name, &label, 24.0).1;
+                }
                 assert!(far as f64 <= allowed, "{what} {which}: {}", distance.worst_miss());
             }
         }

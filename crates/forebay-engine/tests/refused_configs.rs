@@ -101,6 +101,18 @@ fn values_that_cannot_be_right_are_refused() {
         ("minicpm3", "dim_model_base", json!(0), "scale of logits"),
         ("minicpm3", "scale_depth", json!(0), "scale of"),
         ("minicpm3", "v_head_dim", json!(0), "value"),
+        ("hy_v4", "hc_mult", json!(1), "residual streams"),
+        ("hy_v4", "hc_mult", json!(3), "hc_pre.hc_fn"),
+        ("hy_v4", "hc_magnitude", json!(0), "magnitude of hyper-connections"),
+        ("hy_v4", "hc_magnitude", json!(1e300), "magnitude of hyper-connections"),
+        ("hy_v4", "hc_magnitude", Value::Null, "hc_magnitude"),
+        ("hy_v4", "hc_eps", json!(-1e-6), "epsilon of hyper-connections"),
+        ("hy_v4", "swiglu_limit", json!(-1), "limit of gate and up"),
+        ("hy_v4", "indexer_types", json!(["full", "full", "half"]), "indexer_types"),
+        ("hy_v4", "indexer_types", json!(["full"]), "indexer_types"),
+        ("hy_v4", "indexer_types", json!(["shared", "full", "full"]), "choice of another"),
+        ("hy_v4", "index_head_dim", json!(8), "length of the indexer's heads"),
+        ("hy_v4", "index_topk", json!(0), "keys that the indexer chooses"),
         ("qwen2_moe", "shared_expert_intermediate_size", huge, "width"),
     ] {
         let Some(error) = error_of(name, &[(key, value.clone())]) else { continue };

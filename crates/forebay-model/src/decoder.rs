@@ -407,7 +407,11 @@ impl Decoder {
         }
         let (count, layers) = (pass.tokens.len(), architecture.main_layers());
         let first = paused.layer;
-        let last = layers.min(first.saturating_add(part.max(1)));
+        let mut last = layers.min(first.saturating_add(part.max(1)));
+        // Other passes would replace the choice of keys that the next layer takes.
+        while last < layers && architecture.takes_choice(last) {
+            last += 1;
+        }
         let of_decode = pass.runs.iter().filter(|run| run.kind == RowKind::Decode);
         let step = Step {
             architecture,

@@ -6,8 +6,8 @@ use crate::ops::{logistic, row_scale, share};
 
 impl Cpu {
     /// Replaces the products of rows of streams `x` with a matrix, `[rows, base.len()]`, by coefficients. If there are only as
-    /// many products as streams, they become factors of inputs. Otherwise, the factors of outputs and the matrix follow
-    /// ([`StreamShape::coefficients`]).
+    /// many products as streams, they become factors of inputs. Otherwise, the factors of outputs follow ([`StreamShape::factors`]),
+    /// and the matrix if there are products for it ([`StreamShape::coefficients`]).
     ///
     /// # Panics
     /// Panics if the lengths do not fit together.
@@ -19,12 +19,9 @@ impl Cpu {
         products: &mut [f32],
     ) {
         let (rows, width) = (shape.rows_of(x), mixing.base.len());
-        let parts = match width == shape.count {
-            true => 1,
-            false => 3,
-        };
-        let expected = if parts == 1 { shape.count } else { shape.coefficients() };
-        assert_eq!((width, mixing.scales.len()), (expected, parts), "stream_coefficients");
+        let widths = [shape.count, shape.factors(), shape.coefficients()];
+        let parts = mixing.scales.len();
+        assert_eq!(Some(&width), widths.get(parts.wrapping_sub(1)), "stream_coefficients: {parts}");
         assert_eq!(products.len(), rows * width, "stream_coefficients: {rows} rows");
         // The mean square of a row is most of the work.
         let share = share(x.len(), shape.row()) / shape.row();
@@ -51,7 +48,7 @@ fn coefficients_of_row(
     mixing: &StreamMixing<'_>,
     products: &mut [f32],
 ) {
-    let StreamMixing { scales, base, iterations, epsilon, .. } = *mixing;
+    let StreamMixing { scales, base, iterations, epsilon, outputs: (factor, added), .. } = *mixing;
     let part_of = |index: usize| (index / streams).min(2);
     for (index, (product, base)) in products.iter_mut().zip(base).enumerate() {
         *product = *product * scale * scales[part_of(index)] + base;
@@ -62,7 +59,10 @@ fn coefficients_of_row(
         return;
     }
     let (outputs, matrix) = rest.split_at_mut(streams);
-    outputs.iter_mut().for_each(|value| *value = 2.0 * logistic(*value));
+    outputs.iter_mut().for_each(|value| *value = factor * logistic(*value) + added);
+    if matrix.is_empty() {
+        return;
+    }
     for row in matrix.chunks_exact_mut(streams) {
         let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         row.iter_mut().for_each(|value| *value = (*value - largest).exp());

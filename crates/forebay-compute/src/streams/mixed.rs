@@ -38,8 +38,8 @@ impl Cpu {
 
     /// Adds a block's output to the streams of every row of `x`. Stream `k` becomes the output times a factor, plus the sum over
     /// the streams before, each times an element of column `k` of a matrix. The factors and the matrix are the last ones of every
-    /// row of `coefficients` ([`StreamShape::coefficients`]). If there are only as many as streams, they are the factors, and the
-    /// streams are not mixed.
+    /// row of `coefficients` ([`StreamShape::coefficients`]). If there is no matrix, the streams are not mixed: the coefficients are
+    /// the factors, or those for the input come before them ([`StreamShape::factors`]).
     ///
     /// # Panics
     /// Panics if the lengths do not fit together.
@@ -52,9 +52,13 @@ impl Cpu {
     ) {
         let rows = shape.rows_of(x);
         assert_eq!(added.len(), rows * shape.width, "add_to_streams: {rows} rows");
-        let is_mixed = coefficients.len() != rows * shape.count;
-        let of_row = if is_mixed { shape.coefficients() } else { shape.count };
-        assert_eq!(coefficients.len(), rows * of_row, "add_to_streams: {rows} rows");
+        if rows == 0 {
+            return;
+        }
+        let of_row = coefficients.len() / rows;
+        let known = [shape.count, shape.factors(), shape.coefficients()].contains(&of_row);
+        assert!(known && coefficients.len() == rows * of_row, "add_to_streams: {rows} rows");
+        let is_mixed = of_row == shape.coefficients();
         let share = share(x.len(), shape.row());
         self.pool.for_each_chunk_mut(x, share, |_, start, x| {
             for (row, x) in x.chunks_exact_mut(shape.row()).enumerate() {
@@ -62,7 +66,10 @@ impl Cpu {
                 let added = &added[row * shape.width..][..shape.width];
                 let own = &coefficients[row * of_row..][..of_row];
                 match is_mixed {
-                    false => dispatch(self, Inject { x, factors: own, added }),
+                    false => {
+                        let factors = &own[of_row - shape.count..];
+                        dispatch(self, Inject { x, factors, added });
+                    }
                     true => {
                         let (factors, matrix) = own[shape.count..].split_at(shape.count);
                         dispatch(self, Mix { x, factors, matrix, added });

@@ -1,9 +1,11 @@
 //! Residual streams beside each other, which blocks read and write with weights that depend on the streams themselves.
 //!
-//! A row of the residual stream is `[streams, width]`. Two rules are known. Manifold-constrained hyper-connections (Xie et al.
-//! 2026, "mHC") mix the streams with a matrix whose rows and columns sum to 1. Gated residuals (Qwen4) read every element with a
-//! gate of its own, and leave the streams as they are.
+//! A row of the residual stream is `[streams, width]`. Three rules are known. Manifold-constrained hyper-connections (Xie et al.
+//! 2026, "mHC") mix the streams with a matrix whose rows and columns sum to 1; independent ones (Hy4) have no matrix. Gated
+//! residuals (Qwen4) read every element with a gate of its own, and leave the streams as they are. A bank (Kimi K3) keeps
+//! earlier states of one stream.
 
+mod bank;
 mod coefficients;
 mod gated;
 mod mixed;
@@ -36,6 +38,12 @@ impl StreamShape {
         self.count * (2 + self.count)
     }
 
+    /// Returns the number of coefficients of a row whose streams are not mixed: a factor of each for the input of the block and one
+    /// for the output.
+    pub fn factors(&self) -> usize {
+        2 * self.count
+    }
+
     /// Returns the rows of `x`.
     fn rows_of(&self, x: &[f32]) -> usize {
         assert!((1..=STREAMS_MAX).contains(&self.count) && self.width > 0, "{self:?}");
@@ -47,7 +55,7 @@ impl StreamShape {
 /// Parameters that turn products of the streams into coefficients.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamMixing<'a> {
-    /// Factors of the products: those for inputs, those for outputs, and those for the matrix.
+    /// Factors of the products: those for inputs, and those for outputs and for the matrix if there are such.
     pub scales: &'a [f32],
     /// Numbers that are added to the products of a row after that.
     pub base: &'a [f32],
@@ -55,6 +63,8 @@ pub struct StreamMixing<'a> {
     pub iterations: usize,
     /// Number that is added to factors of inputs, to the matrix before the first division, and to its sums.
     pub epsilon: f32,
+    /// Factor of the logistic function in factors of outputs, and what is added to these.
+    pub outputs: (f32, f32),
     /// Number that is added to the mean square of a row before its products are divided by the root.
     pub norm_epsilon: f32,
 }

@@ -38,7 +38,11 @@ fn coefficients(
     if products.len() == n {
         return all;
     }
-    all.extend((n..2 * n).map(|index| 2.0 * logistic(value(index))));
+    let (factor, added) = (f64::from(of.outputs.0), f64::from(of.outputs.1));
+    all.extend((n..2 * n).map(|index| factor * logistic(value(index)) + added));
+    if products.len() == 2 * n {
+        return all;
+    }
     let mut matrix = vec![vec![0.0; n]; n];
     for (i, row) in matrix.iter_mut().enumerate() {
         let powers: Vec<f64> = (0..n).map(|j| value(2 * n + i * n + j).exp()).collect();
@@ -73,13 +77,15 @@ fn coefficients_agree_with_f64_and_make_a_doubly_stochastic_matrix() {
     for cpu in cpus() {
         for (rows, shape) in SHAPES {
             let x = random(1, rows * shape.row());
-            for width in [shape.count, shape.coefficients()] {
+            let widths = [shape.count, shape.factors(), shape.coefficients()];
+            for (parts, width) in (1..).zip(widths) {
                 let base = random(3, width);
                 let mixing = StreamMixing {
-                    scales: if width == shape.count { &[1.5] } else { &[1.5, 0.7, 2.0] },
+                    scales: &[1.5, 0.7, 2.0][..parts],
                     base: &base,
                     iterations: 20,
                     epsilon: 1e-6,
+                    outputs: (1.7, 0.25),
                     norm_epsilon: 1e-5,
                 };
                 let products = random(2, rows * width);
@@ -114,10 +120,17 @@ fn sums_of_streams_agree_with_f64() {
             let coefficients = random(6, rows * shape.coefficients());
             let mut out = vec![0.0; rows * width];
             cpu.collapse_streams(&x, shape, &coefficients, &mut out);
-            let [mut mixed, mut injected] = [x.clone(), x.clone()];
+            let [mut mixed, mut injected, mut behind] = [(); 3].map(|()| x.clone());
             cpu.add_to_streams(&mut mixed, shape, &coefficients, &added);
             let factors = random(7, rows * count);
             cpu.add_to_streams(&mut injected, shape, &factors, &added);
+            // The same factors, behind those for inputs.
+            let both: Vec<f32> = factors
+                .chunks(count)
+                .flat_map(|of| [vec![f32::NAN; count], of.to_vec()].concat())
+                .collect();
+            cpu.add_to_streams(&mut behind, shape, &both, &added);
+            assert_eq!(behind, injected);
             let (x, added, of) = (wide(&x), wide(&added), wide(&coefficients));
             let factors = wide(&factors);
             let [mut collapsed, mut all_mixed, mut all_injected] = [(); 3].map(|()| Vec::new());
@@ -189,6 +202,57 @@ fn gated_streams_agree_with_f64() {
 }
 
 #[test]
+fn mixtures_of_a_bank_agree_with_f64() {
+    for cpu in cpus() {
+        for (rows, shape) in SHAPES {
+            let StreamShape { count, width } = shape;
+            let x = random(11, rows * shape.row());
+            let scores: Vec<f32> = random(12, width).iter().map(|score| score * 0.5).collect();
+            for seen in [1, 2, count] {
+                let mut out = vec![0.0; rows * width];
+                cpu.mix_bank(&x, shape, seen, (&scores, 1e-5), &mut out);
+                let mut expected = Vec::new();
+                for row in x.chunks_exact(shape.row()) {
+                    let streams: Vec<Vec<f64>> = row.chunks(width).take(seen).map(wide).collect();
+                    let power = |x: &Vec<f64>| {
+                        let squares: f64 = x.iter().map(|x| x * x).sum();
+                        let dot: f64 = x.iter().zip(&scores).map(|(x, w)| x * f64::from(*w)).sum();
+                        (dot / (squares / width as f64 + 1e-5).sqrt()).exp()
+                    };
+                    let powers: Vec<f64> = streams.iter().map(power).collect();
+                    let sum: f64 = powers.iter().sum();
+                    let of = |i: usize| streams.iter().zip(&powers).map(move |(x, p)| x[i] * p);
+                    expected.extend((0..width).map(|i| of(i).sum::<f64>() / sum));
+                }
+                assert_close(&out, &expected, 2e-5);
+                if seen == 1 {
+                    let states: Vec<f32> =
+                        x.chunks(shape.row()).flat_map(|row| row[..width].to_vec()).collect();
+                    assert_eq!(out, states, "a state without a bank is read as it is");
+                }
+                let last = &x[(rows - 1) * shape.row()..];
+                let mut alone = vec![0.0; width];
+                cpu.mix_bank(last, shape, seen, (&scores, 1e-5), &mut alone);
+                assert_eq!(alone, out[(rows - 1) * width..]);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_bank_takes_the_state_before_the_output_replaces_it() {
+    let shape = StreamShape { count: 3, width: 2 };
+    for cpu in cpus() {
+        let before = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        let mut x = [before, before].concat();
+        cpu.add_to_bank(&mut x, shape, None, &[10.0, 20.0, 30.0, 40.0]);
+        assert_eq!(x, [11.0, 22.0, 3.0, 4.0, 5.0, 6.0, 31.0, 42.0, 3.0, 4.0, 5.0, 6.0]);
+        cpu.add_to_bank(&mut x, shape, Some(2), &[7.0, 8.0, 9.0, 0.0]);
+        assert_eq!(x, [7.0, 8.0, 3.0, 4.0, 11.0, 22.0, 9.0, 0.0, 3.0, 4.0, 31.0, 42.0]);
+    }
+}
+
+#[test]
 fn a_row_has_the_same_bits_alone() {
     for cpu in cpus() {
         let (rows, shape) = (70, StreamShape { count: 4, width: 129 });
@@ -199,6 +263,7 @@ fn a_row_has_the_same_bits_alone() {
             base: &base,
             iterations: 20,
             epsilon: 1e-6,
+            outputs: (2.0, 0.0),
             norm_epsilon: 1e-6,
         };
         let products = random(4, rows * shape.coefficients());

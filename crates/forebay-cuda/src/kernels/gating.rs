@@ -24,6 +24,8 @@ pub enum Gating {
     PlainGelu,
     /// The same, approximated with tanh.
     PlainGeluTanh,
+    /// `limit tanh(g / limit) / (1 + e^-g) * up_limit tanh(u / up_limit)`
+    Situ { limit: f32, up_limit: f32 },
 }
 
 /// Biases of experts, added before the gated activation.
@@ -76,6 +78,8 @@ impl Gating {
             Gating::SquaredRelu => (3, 0.0, 0.0),
             Gating::ClampedSilu { limit } => (4, 1.0, limit),
             Gating::SiluClamped { limit } => (5, 1.0, limit),
+            // The kernels' alpha is the limit of `u`.
+            Gating::Situ { limit, up_limit } => (6, up_limit, limit),
             Gating::PlainGelu | Gating::PlainGeluTanh => panic!("{self:?} beside a product"),
         }
     }

@@ -101,7 +101,7 @@ pub struct IndexerInputs {
     /// Epsilons of norms and of layer norms.
     pub epsilon: f32,
     pub layer_epsilon: f32,
-    /// Rotation of queries, whose first elements rotate, and of keys.
+    /// Rotation of queries and keys. Keys of pools rotate from their first element on.
     pub rotation: Option<Rotation>,
     /// Keys of pools, if a pool has one that is made of those of its positions. Then keys are neither normed nor rotated before,
     /// unless they have a layer norm.
@@ -177,7 +177,8 @@ impl Gpu {
         let (heads, dim, context) = (of.heads, of.dim, layer.shape.context);
         let Rotation { angles, rotary_dim, rotary_from, interleaved } =
             inputs.rotation.unwrap_or(Rotation::none());
-        assert!(rotary_from == 0 && rotary_dim <= dim && rotary_dim.is_multiple_of(2), "{of:?}");
+        let fits = rotary_from + rotary_dim <= dim && rotary_dim.is_multiple_of(2);
+        assert!(fits && (rotary_from == 0 || inputs.pooled.is_none()), "{of:?}");
         assert!(rows.count < 65_536, "{} rows", rows.count);
         assert_eq!(of.gated, !inputs.gates.is_null(), "gates of {of:?}");
         let is_mean = inputs.pooled.is_some() && !of.gated;
@@ -199,6 +200,7 @@ impl Gpu {
             .int(heads)
             .int(dim)
             .int(rotary_dim)
+            .int(rotary_from)
             .int(usize::from(interleaved))
             .int(usize::from(!is_mean))
             .int(context)

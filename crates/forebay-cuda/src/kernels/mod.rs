@@ -3,6 +3,7 @@
 mod attention;
 mod attention_inputs;
 mod bandwidth;
+mod bank;
 mod coded_streams;
 mod columns;
 mod compact;
@@ -38,6 +39,7 @@ pub use attention::{
     prompt_tiles_max, takes_inputs,
 };
 pub use attention_inputs::{AttentionInputs, HeadInput, Rotation};
+pub use bank::BankRows;
 pub use coded_streams::{CodedStream, CodedStreams, GdeflateDecoder};
 pub use columns::Columns;
 pub use compact::compact_workspace_bytes;

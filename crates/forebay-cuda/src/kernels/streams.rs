@@ -13,6 +13,8 @@ const THREADS_MAX: usize = 1024;
 pub const STREAMS: usize = 4;
 /// Number of coefficients of a row of mixed streams.
 const COEFFICIENTS: usize = STREAMS * (2 + STREAMS);
+/// Number of factors of a row of streams that are not mixed.
+const FACTORS: usize = 2 * STREAMS;
 
 /// Rows of residual streams `[rows, STREAMS, width]`. `x` is aligned to 16 bytes.
 #[derive(Clone, Copy)]
@@ -37,12 +39,15 @@ pub struct StreamMixing {
     /// Products `[rows, count]`. If there are more than the factors of the inputs, the coefficients of the rows replace them.
     pub products: DevicePtr<f32>,
     pub count: usize,
-    /// Factors of the products: one for those of inputs, and, if there are more, one each for those of outputs and of the matrix.
+    /// Factors of the products: one for those of inputs, and, if there are such, one for those of outputs and one for those of the
+    /// matrix.
     pub scales: DevicePtr<f32>,
     /// Numbers that are added to the products of a row `[count]`.
     pub base: DevicePtr<f32>,
     pub iterations: usize,
     pub epsilon: f32,
+    /// Factor of the logistic function in factors of outputs, and what is added to these.
+    pub outputs: (f32, f32),
     pub norm_epsilon: f32,
 }
 
@@ -53,6 +58,8 @@ pub enum StreamCoefficients {
     Mixed(DevicePtr<f32>),
     /// One factor for each stream `[rows, STREAMS]`. The streams are not mixed.
     Gated(DevicePtr<f32>),
+    /// The same behind as many factors for inputs, as [`StreamMixing::products`] became.
+    Independent(DevicePtr<f32>),
 }
 
 fn check_aligned(pointers: &[DevicePtr<f32>]) {
@@ -108,9 +115,10 @@ impl Gpu {
         assert!(!matches!(added, Added::Nothing), "nothing is added to streams");
         let (add, experts) = added.parts(to.width);
         let flag = flag.unwrap_or(FiniteFlag::none());
-        let (is_mixed, coefficients, count) = match coefficients {
-            StreamCoefficients::Mixed(of) => (1, of, COEFFICIENTS),
-            StreamCoefficients::Gated(of) => (0, of, STREAMS),
+        let (coefficients, count) = match coefficients {
+            StreamCoefficients::Mixed(of) => (of, COEFFICIENTS),
+            StreamCoefficients::Gated(of) => (of, STREAMS),
+            StreamCoefficients::Independent(of) => (of, FACTORS),
         };
         check_aligned(&[add, experts.parts, experts.bias, coefficients]);
         let kernel =
@@ -120,7 +128,7 @@ impl Gpu {
             .ptr(to.x, to.count())
             .added((add, experts), to.rows)
             .ptr(coefficients, to.rows * count)
-            .int(is_mixed)
+            .int(count)
             .int(to.width)
             .optional(flag.flag, 1)
             .int(flag.first_tag)
@@ -151,16 +159,18 @@ impl Gpu {
             base: DevicePtr::null(),
             iterations: 0,
             epsilon: 0.0,
+            outputs: (0.0, 0.0),
             norm_epsilon: 0.0,
         };
         let of = match factors {
             StreamFactors::Mean => none,
             StreamFactors::Mixed(of) => {
-                assert!([STREAMS, COEFFICIENTS].contains(&of.count), "{} products", of.count);
+                let known = [STREAMS, FACTORS, COEFFICIENTS].contains(&of.count);
+                assert!(known, "{} products", of.count);
                 of
             }
         };
-        let scales = if of.count == STREAMS { 1 } else { 3 };
+        let scales = (of.count / STREAMS).min(3);
         Launch::new(kernel, (from.rows as u32, 1, 1), (threads, 1, 1))
             .ptr(from.x, from.count())
             .optional(of.products, from.rows * of.count)
@@ -169,6 +179,8 @@ impl Gpu {
             .optional(of.base, of.count)
             .int(of.iterations)
             .float(of.epsilon)
+            .float(of.outputs.0)
+            .float(of.outputs.1)
             .float(of.norm_epsilon)
             .ptr(out, from.rows * from.width)
             .int(from.width)

@@ -246,11 +246,16 @@ fn more_kernels(architecture: &Architecture, index: usize, layer: &LayerWeights)
         FeedForwardWeights::Experts { shared: Some(_), .. } => 2,
         _ => 0,
     };
+    let latent = match &layer.feed_forward {
+        // The projections, the sum of the outputs, and that with the shared experts.
+        FeedForwardWeights::Experts { latent: Some(_), .. } => 5,
+        _ => 0,
+    };
     let post_norms = [&layer.attention_post_norm, &layer.feed_forward_post_norm];
     let post_norms = post_norms.into_iter().flatten().count();
     let rows =
         5 * usize::from(layer.embeddings.is_some()) + 6 * usize::from(layer.ngrams.is_some());
-    attention + beside + entries + shared + 3 * layer.streams().count() + post_norms + rows
+    attention + beside + entries + shared + latent + 3 * layer.streams().count() + post_norms + rows
 }
 
 impl ModelCosts {

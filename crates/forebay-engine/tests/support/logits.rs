@@ -66,6 +66,7 @@ pub const HUGGING_FACE: &[&str] = &[
     "mistral4",
     "laguna",
     "hy_v3",
+    "hy_v4",
     "afmoe",
     "exaone_moe",
     "seed_oss",
@@ -204,6 +205,8 @@ pub const GGUF: &[&str] = &[
     "plamo3",
     "gemma",
     "cohere2_moe",
+    "kimi_k3",
+    "hy_v4",
 ];
 
 /// Names of the fixtures with recurrent layers.
@@ -229,6 +232,7 @@ pub const RECURRENT: &[&str] = &[
     "bailing_hybrid",
     "falcon_h1",
     "jamba",
+    "kimi_k3",
 ];
 
 /// Returns the context with which a fixture's short prompt and its continuation must be computed, if it matters. Phi-3 rotates
@@ -240,8 +244,24 @@ pub fn short_context(name: &str) -> Option<usize> {
 
 /// Names of the fixtures whose keys an indexer chooses.
 #[allow(dead_code, reason = "only some tests need them")]
-pub const INDEXED: &[&str] =
-    &["deepseek_v32", "glm_moe_dsa", "minimax_m3", "qwen4_exp", "qwen4_exp_k", "glm5_next"];
+pub const INDEXED: &[&str] = &[
+    "deepseek_v32",
+    "glm_moe_dsa",
+    "minimax_m3",
+    "qwen4_exp",
+    "qwen4_exp_k",
+    "glm5_next",
+    "hy_v4",
+];
+
+/// Returns the beginning of the names of a folder's reference logits. Those of Hy4 are of pairs that rotate, unless its
+/// configuration says halves (README of the third set).
+pub fn references_of(name: &str) -> &'static str {
+    match name.starts_with("hy_v4") && !name.contains("halves") {
+        true => "hf_pairs",
+        false => "hf",
+    }
+}
 
 /// Names of the fixtures whose tokens use one or two of a few experts, so that another choice moves the logits far.
 #[allow(dead_code, reason = "only some tests need them")]

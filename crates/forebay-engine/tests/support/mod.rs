@@ -65,9 +65,6 @@ pub fn all_sets() -> Vec<PathBuf> {
 pub const NOT_YET: &[(&str, &str)] = &[
     ("models/gemma3n", "AltUp, LAuReL and sparse activations"),
     ("models/olmo_hybrid", "pre-norms and post-norms in one model"),
-    ("gguf/kimi_k3", "attention over earlier residuals"),
-    ("models/hy_v4", "independent hyper-connections"),
-    ("gguf/hy_v4", "independent hyper-connections"),
 ];
 
 /// Returns the models of the third set that run: folders, and the first file of each folder with GGUF files.
@@ -176,6 +173,7 @@ pub fn recurrent_models() -> Vec<PathBuf> {
         "models/falcon_h1",
         "gguf/falcon_h1/falcon_h1-Q4_0.gguf",
         "gguf/jamba/jamba-Q4_0.gguf",
+        "gguf/kimi_k3/kimi_k3-Q8_0.gguf",
     ]
     .iter()
     .filter_map(|name| fixture(name))

@@ -11,6 +11,7 @@ use crate::random::Random;
 
 /// gpt-oss's clamped gating.
 const CLAMPED: Gating = Gating::Clamped { alpha: 1.702, limit: 7.0 };
+const SITU: Gating = Gating::Situ { limit: 4.0, up_limit: 2.5 };
 
 pub fn checks() -> Vec<Check> {
     let kinds = [
@@ -20,6 +21,7 @@ pub fn checks() -> Vec<Check> {
         ("clamped silu", Gating::ClampedSilu { limit: 10.0 }),
         ("silu clamped", Gating::SiluClamped { limit: 7.0 }),
         ("squared relu", Gating::SquaredRelu),
+        ("situ", SITU),
     ];
     let check = |(name, gating): (&str, Gating)| {
         let plain = Check::new(format!("gating {name}"), move |context| plain(context, gating));
@@ -91,6 +93,7 @@ fn on_cpu(gating: Gating) -> CpuGating {
         Gating::SquaredRelu => CpuGating::SquaredRelu,
         Gating::PlainGelu => CpuGating::PlainGelu,
         Gating::PlainGeluTanh => CpuGating::PlainGeluTanh,
+        Gating::Situ { limit, up_limit } => CpuGating::Situ { limit, up_limit },
     }
 }
 
@@ -117,6 +120,10 @@ pub fn exact(gating: Gating, gate: f64, up: f64) -> f64 {
             (gate / (1.0 + (-gate).exp())).min(limit) * up.clamp(-limit, limit)
         }
         Gating::SquaredRelu => gate.max(0.0) * up,
+        Gating::Situ { limit, up_limit } => {
+            let within = |x: f64, limit: f32| f64::from(limit) * (x / f64::from(limit)).tanh();
+            within(gate, limit) / (1.0 + (-gate).exp()) * within(up, up_limit)
+        }
         Gating::PlainGelu | Gating::PlainGeluTanh => {
             unreachable!("{gating:?} is compared with the CPU only")
         }
@@ -134,7 +141,12 @@ fn compare(context: &Context, gating: Gating, gate: &[f32], up: &[f32], got: &[f
     // Far below zero, results of SiLU are smaller than any f32. The other formulas lose digits there, even in f64.
     // Also, the relative error of an exponential is the absolute rounding error of its argument, which grows with the
     // argument.
-    let (floor, tolerance) = if gating == Gating::Silu { (1e-28, 1e-6) } else { (1e-6, 4e-6) };
+    let (floor, tolerance) = match gating {
+        Gating::Silu => (1e-28, 1e-6),
+        // The tangents on the CPU are within 2e-6 each.
+        Gating::Situ { .. } => (1e-6, 6e-6),
+        _ => (1e-6, 4e-6),
+    };
     let outcome = Outcome::of(got, &expected, |i| expected[i].abs().max(floor), tolerance);
     let beside = |i: usize| expected[i].abs().max(1e-6);
     outcome.worse(Outcome::of(got, &cpu, beside, 2.0 * tolerance))

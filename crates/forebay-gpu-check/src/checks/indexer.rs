@@ -66,10 +66,11 @@ fn inputs(context: &Context, element: KvElement, heads: usize, dim: usize) -> Re
     let (norm, bias) = (random.gaussians(dim), random.gaussians(dim));
     let rotary_dim = dim / 8 * 4;
     let mut outcome = Outcome::same::<f32>(&[], &[]);
-    for layout in [RopeLayout::Neox, RopeLayout::Interleaved] {
+    let last = dim - rotary_dim;
+    for (layout, rotary_from) in [(RopeLayout::Neox, 0), (RopeLayout::Interleaved, last)] {
         let table = RopeTable::new(&RopeConfig {
             rotary_dim,
-            rotary_from: 0,
+            rotary_from,
             theta: 10_000.0,
             layout,
             scaling: RopeScaling::None,
@@ -94,7 +95,7 @@ fn inputs(context: &Context, element: KvElement, heads: usize, dim: usize) -> Re
             rotation: Some(Rotation {
                 angles: angles.ptr(),
                 rotary_dim,
-                rotary_from: 0,
+                rotary_from,
                 interleaved: layout == RopeLayout::Interleaved,
             }),
             pooled: None,

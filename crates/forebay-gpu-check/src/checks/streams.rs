@@ -3,8 +3,8 @@
 use anyhow::Result;
 use forebay_compute::StreamShape;
 use forebay_cuda::{
-    Added, ExpertOutputs, FiniteFlag, STREAMS, StreamCoefficients, StreamFactors, StreamMixing,
-    StreamRows,
+    Added, BankRows, ExpertOutputs, FiniteFlag, STREAMS, StreamCoefficients, StreamFactors,
+    StreamMixing, StreamRows,
 };
 
 use crate::harness::{Check, Context, Outcome};
@@ -15,6 +15,7 @@ const SHAPES: [(usize, usize); 4] = [(1, 4), (3, 64), (9, 1028), (2, 7168)];
 
 pub fn checks() -> Vec<Check> {
     vec![
+        Check::new("streams: bank of earlier states", bank),
         Check::new("streams: collapsed and mixed", mixed),
         Check::new("streams: gated", gated),
         Check::new("streams: outputs of experts", experts),
@@ -61,14 +62,15 @@ fn mixed(context: &Context) -> Result<Outcome> {
         let found = gpu.download::<f32>(out.ptr(), mean.len())?;
         outcome = outcome.worse(compare(&found, &mean, 1e-6));
 
-        for count in [STREAMS, shape.coefficients()] {
+        for count in [STREAMS, shape.factors(), shape.coefficients()] {
             let (products, base) = (random.gaussians(rows * count), random.gaussians(count));
-            let scales = &[1.5_f32, 0.7, 2.0][..if count == STREAMS { 1 } else { 3 }];
+            let scales = &[1.5_f32, 0.7, 2.0][..(count / STREAMS).min(3)];
             let mixing = forebay_compute::StreamMixing {
                 scales,
                 base: &base,
                 iterations: 20,
                 epsilon: 1e-6,
+                outputs: (1.7, 0.25),
                 norm_epsilon: 1e-5,
             };
             let mut expected = products.clone();
@@ -87,12 +89,16 @@ fn mixed(context: &Context) -> Result<Outcome> {
                     base: device_base.ptr(),
                     iterations: 20,
                     epsilon: 1e-6,
+                    outputs: (1.7, 0.25),
                     norm_epsilon: 1e-5,
                 });
                 gpu.collapse_streams(&device, factors, out.ptr())?;
                 if count > STREAMS {
-                    let (added, of) =
-                        (context.upload(added)?, StreamCoefficients::Mixed(products.ptr()));
+                    let added = context.upload(added)?;
+                    let of = match count == shape.factors() {
+                        true => StreamCoefficients::Independent(products.ptr()),
+                        false => StreamCoefficients::Mixed(products.ptr()),
+                    };
                     gpu.add_to_streams(&device, Added::Rows(added.ptr()), of, None)?;
                 }
                 anyhow::Ok((
@@ -182,6 +188,53 @@ fn gated(context: &Context) -> Result<Outcome> {
             let of_row = alone[index].len();
             let last = &found[(rows - 1) * of_row..];
             outcome = outcome.worse(Outcome::same(&alone[index], last));
+        }
+    }
+    Ok(outcome)
+}
+
+/// Checks mixtures of a bank and sums with its state. A row must have the bits that it has alone.
+fn bank(context: &Context) -> Result<Outcome> {
+    let (gpu, cpu) = (&context.gpu, &context.cpu);
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    for ((rows, width), count) in SHAPES.into_iter().zip([2, 5, 16, 3]) {
+        let shape = StreamShape { count, width };
+        let mut random = Random::new((rows * width + count) as u64);
+        let (x, added) = (random.gaussians(rows * shape.row()), random.gaussians(rows * width));
+        let scores: Vec<f32> = random.gaussians(width).iter().map(|score| score * 0.3).collect();
+        let device_scores = context.upload(&scores)?;
+        let states = random.gaussians(rows * width);
+        let mut begun = x.clone();
+        for (row, state) in begun.chunks_exact_mut(shape.row()).zip(states.chunks(width)) {
+            row[..width].copy_from_slice(state);
+        }
+        let (device_x, device_states) = (context.upload(&x)?, context.upload(&states)?);
+        let device = BankRows { x: device_x.ptr(), rows, streams: count, width };
+        gpu.begin_bank(device_states.ptr(), &device)?;
+        let found = gpu.download::<f32>(device.x, x.len())?;
+        outcome = outcome.worse(Outcome::same(&found, &begun));
+        for (seen, place) in [(1, None), (count - 1, Some(count - 1)), (count, Some(1))] {
+            let run = |rows: usize, last: usize| {
+                let x = context.upload(&x[last * shape.row()..(last + rows) * shape.row()])?;
+                let added = context.upload(&added[last * width..(last + rows) * width])?;
+                let out = context.upload(&vec![0.0_f32; rows * width])?;
+                let device = BankRows { x: x.ptr(), rows, streams: count, width };
+                gpu.mix_bank(&device, seen, (device_scores.ptr(), 1e-5), out.ptr())?;
+                gpu.add_to_bank(&device, Added::Rows(added.ptr()), place, None)?;
+                let out = gpu.download::<f32>(out.ptr(), rows * width)?;
+                anyhow::Ok([out, gpu.download::<f32>(x.ptr(), rows * shape.row())?])
+            };
+            let [out, sum] = run(rows, 0)?;
+            let mut mixed = vec![0.0; rows * width];
+            cpu.mix_bank(&x, shape, seen, (&scores, 1e-5), &mut mixed);
+            let mut expected = x.clone();
+            cpu.add_to_bank(&mut expected, shape, place, &added);
+            let at = format!("{rows}x{width}, {seen} of {count}");
+            outcome = outcome.worse(compare(&out, &mixed, 2e-5).at(&at));
+            outcome = outcome.worse(Outcome::same(&sum, &expected));
+            let [alone, alone_sum] = run(1, rows - 1)?;
+            outcome = outcome.worse(Outcome::same(&alone, &out[(rows - 1) * width..]));
+            outcome = outcome.worse(Outcome::same(&alone_sum, &sum[(rows - 1) * shape.row()..]));
         }
     }
     Ok(outcome)

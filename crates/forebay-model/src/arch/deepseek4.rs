@@ -1,6 +1,6 @@
 //! DeepSeek-V4: its entry in the table of families, and what `config.json` and GGUF metadata say of its attention.
 
-use forebay_compute::{Gating, RopeScaling};
+use forebay_compute::RopeScaling;
 
 use super::architecture::Layer;
 use super::check::check;
@@ -108,21 +108,6 @@ fn beside(config: &Config<'_>, count: usize) -> Result<Vec<Beside>, ModelError> 
         }
     };
     (0..count).map(ratio).collect()
-}
-
-/// Returns the gating that GGUF metadata describes. Limits are given for each layer, for experts and for shared experts.
-pub(super) fn gating_of_gguf(keys: &Keys<'_>, usual: Gating) -> Result<Gating, ModelError> {
-    let Gating::ClampedSilu { limit: usual } = usual else { return Ok(usual) };
-    let mut found = None;
-    for key in ["swiglu_clamp_exp", "swiglu_clamp_shexp"] {
-        for limit in keys.floats(key)?.unwrap_or_default() {
-            if found.is_some_and(|found: f32| found != limit) {
-                return Err(keys.wrong(key, limit, "forebay knows one limit for all layers"));
-            }
-            found = Some(limit);
-        }
-    }
-    Ok(Gating::ClampedSilu { limit: found.unwrap_or(usual) })
 }
 
 /// Returns what GGUF metadata says of attention. `scaling` is that of the layers with entries.

@@ -2,7 +2,7 @@
 
 use forebay_compute::{Gating, NormForm, RopeLayout, Scoring};
 
-use super::architecture::{EmbeddingNorm, NormLayout, OutputGate, QkNorm};
+use super::architecture::{EmbeddingNorm, Gatings, NormLayout, OutputGate, QkNorm};
 use super::mtp_shape::MtpForm;
 use super::recurrent::{HeadOrder, StateRule};
 use super::shapes::{LatentNorm, StreamForm};
@@ -54,6 +54,10 @@ pub struct Attention {
     pub compressed: bool,
     /// The rule of indexers, if the family chooses keys with them.
     pub indexer: Option<Indexers>,
+    /// True if layers may take the choice of a layer before them instead of having an indexer.
+    pub shares_choices: bool,
+    /// True if the last elements of the indexer's queries and keys rotate, and not the first.
+    pub indexer_rotates_last: bool,
     pub windows: Windows,
     /// Window of layers that have one, if files need not say it.
     pub window: Option<usize>,
@@ -121,6 +125,8 @@ pub struct Recurrence {
 #[derive(Debug, Clone, Copy)]
 pub struct FeedForward {
     pub gating: Gating,
+    /// Gating of feed-forwards other than routed experts, if it is another.
+    pub gating_of_others: Option<Gating>,
     /// True if the feed-forward is a mixture of experts, at least in some layers.
     pub experts: bool,
     /// True if some models of the family have no experts.
@@ -288,6 +294,11 @@ impl Family {
         if self.ends.scaled_embedding { (hidden as f32).sqrt() } else { 1.0 }
     }
 
+    /// Returns the gatings of layers whose experts have the gating `experts`, if others have another.
+    pub fn gatings(&self, experts: Gating) -> Option<Gatings> {
+        self.feed_forward.gating_of_others.map(|others| Gatings { experts, others })
+    }
+
     /// Returns the index of the rotation of a layer with this window; `None` if there is no rotation.
     pub fn rope_of(&self, window: Option<usize>, rotates: bool) -> Option<usize> {
         rotates.then(|| usize::from(self.rotation.of_windows.is_some() && window.is_some()))
@@ -312,6 +323,8 @@ impl Attention {
         latent: false,
         compressed: false,
         indexer: None,
+        shares_choices: false,
+        indexer_rotates_last: false,
         windows: Windows::AsSaid,
         window: None,
         qk_norm: QkNorm::None,
@@ -363,6 +376,7 @@ impl Recurrence {
 impl FeedForward {
     pub(super) const BASE: FeedForward = FeedForward {
         gating: Gating::Silu,
+        gating_of_others: None,
         experts: false,
         dense_too: false,
         scoring: Scoring::Softmax,

@@ -7,11 +7,11 @@ use super::architecture::{
     Architecture, Attention, AttentionBias, Latent, Layer, LayerEmbeddings, Naming, OutputGate,
     QkNorm, Rope, Values,
 };
-use super::deepseek4::{gating_of_gguf, of_gguf};
+use super::deepseek4::of_gguf;
 use super::families;
 use super::family::{Factors, Family};
-use super::gguf_experts::has_experts;
-use super::gguf_indexer::{indexed_layers, indexer};
+use super::gguf_experts::{gating, has_experts};
+use super::gguf_indexer::{choices, indexer};
 use super::gguf_keys::Keys;
 use super::gguf_layers::{OUTPUT_SCALE, TEMPERATURE, layers, refuse_variants};
 use super::gguf_recurrent::recurrent;
@@ -48,6 +48,10 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
     let [embedding_scale, residual_scale, logit_scale] = factors(&keys, family)?;
     let ngrams = ngrams::of_gguf(&keys)?;
     let (norm_form, norm_epsilon) = norms::of_gguf(&keys, family)?;
+    let gating = gating(&keys, family)?;
+    if let Some(gatings) = family.gatings(gating) {
+        layers.iter_mut().for_each(|layer| layer.gatings = Some(gatings));
+    }
     let temperature = temperature(&keys, family, &layers)?;
     if temperature.is_some() {
         temper(&mut layers, family.rotation.tempered);
@@ -64,7 +68,7 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         post_norm_epsilon: family.layers.post_norm_epsilon.unwrap_or(norm_epsilon),
         norms: norms::layout(family, keys.flag("use_parallel_residual")?)?,
         norm_form,
-        streams: streams::of_gguf(&keys, family)?,
+        streams: streams::of_gguf(&keys, family, layers.len())?,
         embedding_scale: family.embedding_scale(hidden) * embedding_scale / residual_scale,
         embedding_norm: family.ends.embedding_norm,
         layer_scales: family.layers.scales,
@@ -89,7 +93,7 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
             .rule
             .map(|rule| recurrent(catalog, &keys, family, rule))
             .transpose()?,
-        gating: gating_of_gguf(&keys, family.feed_forward.gating)?,
+        gating,
         layers,
         mtp: None,
         tied_embeddings: catalog.tensor("output.weight").is_none(),
@@ -183,8 +187,8 @@ fn attention_and_ropes(
         attentions.into_iter().map(|attention| Attention { qk_norm, ..attention }).collect();
     let ropes = used(ropes(keys, family, layers, &attentions, catalog)?, layers);
     let indexer = indexer(keys, family)?;
-    let indexed = indexed_layers(catalog, keys, family, layers.len())?;
-    Ok(with_indexer(attentions, ropes, indexer, layers, &indexed))
+    let choices = choices(catalog, keys, family, layers.len())?;
+    Ok(with_indexer(attentions, ropes, indexer, layers, (&choices, family)))
 }
 
 /// Returns the shapes of the attention layers, each once, and writes their numbers to the layers.
@@ -326,7 +330,8 @@ fn latent(
     };
     let magnitude = latent_magnitude(keys, scaling(keys, family, catalog)?)?;
     let output_gate = output_gate(catalog, family, layer, heads);
-    Ok(Attention { output_gate, ..latent.attention(heads, magnitude) })
+    let sinks = family.attention.sinks;
+    Ok(Attention { output_gate, sinks, ..latent.attention(heads, magnitude) })
 }
 
 /// Returns the rows of the embedding table. A file may have more rows than the tokenizer has tokens.

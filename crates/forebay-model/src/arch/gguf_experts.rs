@@ -1,12 +1,13 @@
 //! Reads the experts of GGUF metadata. Tensors decide how many there are: layers of pruned models have different numbers.
 
-use forebay_compute::Scoring;
+use forebay_compute::{Gating, Scoring};
 use forebay_format::{Catalog, TensorInfo};
 
 use super::architecture::{Experts, Naming, groups};
 use super::family::Family;
 use super::gguf_keys::Keys;
 use super::names::Names;
+use super::shapes::LatentExperts;
 use crate::ModelError;
 
 /// Returns true if a layer of the file has experts.
@@ -57,7 +58,6 @@ pub(super) fn experts(
         used: keys.count("expert_used_count")?,
         always: 0,
         width,
-        latent: None,
         output_norms: false,
         logit_scale: 1.0,
         scoring: scoring(keys, family, correction_bias)?,
@@ -74,6 +74,12 @@ pub(super) fn experts(
         transposed: false,
         own_norms: family.feed_forward.beside_dense,
         expert_scales: family.feed_forward.beside_dense,
+        latent: match family.feed_forward.latent {
+            Some(norm) => keys
+                .optional_count("expert_latent_length")?
+                .map(|width| LatentExperts { width, norm }),
+            None => None,
+        },
     })
 }
 
@@ -95,6 +101,37 @@ fn scoring(keys: &Keys<'_>, family: &Family, correction_bias: bool) -> Result<Sc
             Err(keys.wrong("expert_gating_func", other, expected))
         }
     }
+}
+
+/// Returns the gating that the metadata describes. Limits of clamped gates are given for each layer, for experts and for shared
+/// experts.
+pub(super) fn gating(keys: &Keys<'_>, family: &Family) -> Result<Gating, ModelError> {
+    let required = |key: &str| keys.optional_float(key)?.ok_or_else(|| keys.missing(key));
+    let usual = match family.feed_forward.gating {
+        Gating::ClampedSilu { limit } => limit,
+        Gating::Situ { .. } => {
+            return Ok(Gating::Situ {
+                limit: required("activation.situ_beta")?,
+                up_limit: required("activation.situ_linear_beta")?,
+            });
+        }
+        other => return Ok(other),
+    };
+    let mut keys_of_limit = &["swiglu_clamp_exp", "swiglu_clamp_shexp"][..];
+    if family.feed_forward.gating_of_others.is_some() {
+        keys_of_limit = &keys_of_limit[..1];
+        keys.only("swiglu_clamp_shexp", &[0.0], "forebay knows none for this family")?;
+    }
+    let mut found = None;
+    for &key in keys_of_limit {
+        for limit in keys.floats(key)?.unwrap_or_default() {
+            if found.is_some_and(|found: f32| found != limit) {
+                return Err(keys.wrong(key, limit, "forebay knows one limit for all layers"));
+            }
+            found = Some(limit);
+        }
+    }
+    Ok(Gating::ClampedSilu { limit: found.unwrap_or(usual) })
 }
 
 /// Returns the width of a layer's shared experts. Their tensors decide, if there are any.

@@ -1,12 +1,12 @@
 //! Reads the indexers of GGUF metadata.
 
 use forebay_compute::RopeLayout;
-use forebay_format::{Array, Catalog, Value};
+use forebay_format::{Array, Catalog};
 
 use super::check::check;
 use super::family::{Family, Indexers};
 use super::gguf_keys::Keys;
-use super::indexer::IndexerShape;
+use super::indexer::{Choice, IndexerShape};
 use super::shapes::IndexerRule;
 use crate::ModelError;
 
@@ -24,7 +24,7 @@ pub(super) fn indexer(
     let own = family.rotation.gguf;
     let (top_k, layout, rule) = match of {
         Indexers::Keys(layout) => {
-            expect_in_all_layers(keys)?;
+            expect_in_all_layers(keys, family)?;
             (top_k, layout, IndexerRule::Keys)
         }
         Indexers::Blocks => {
@@ -35,7 +35,7 @@ pub(super) fn indexer(
             (top_k, RopeLayout::Neox, IndexerRule::Blocks { length, before: local - 1 })
         }
         Indexers::GatedPools => {
-            expect_in_all_layers(keys)?;
+            expect_in_all_layers(keys, family)?;
             let key = "attention.indexer.kpool_select_tail";
             if keys.flag(key)? == Some(false) {
                 return Err(keys.wrong(key, false, "forebay knows true"));
@@ -65,36 +65,57 @@ pub(super) fn indexer(
     }))
 }
 
-/// Returns for each layer if its attention has an indexer.
-pub(super) fn indexed_layers(
+/// Returns for each layer which keys its attention sees.
+pub(super) fn choices(
     catalog: &Catalog,
     keys: &Keys<'_>,
     family: &Family,
     count: usize,
-) -> Result<Vec<bool>, ModelError> {
-    let has = |layer: usize| match family.attention.indexer {
-        None => Ok(false),
-        Some(Indexers::Keys(_) | Indexers::GatedPools) => Ok(true),
+) -> Result<Vec<Choice>, ModelError> {
+    let types = match family.attention.shares_choices {
+        true => types(keys)?,
+        false => None,
+    };
+    let of = |layer: usize| match family.attention.indexer {
+        None => Ok(Choice::All),
+        Some(Indexers::Keys(_) | Indexers::GatedPools) => match types.as_deref() {
+            None => Ok(Choice::Own),
+            Some(types) => match types.get(layer) {
+                Some(true) => Ok(Choice::Own),
+                Some(false) => Ok(Choice::Shared),
+                None => {
+                    let expected = format!("it must have one for layer {layer}");
+                    Err(keys.wrong(TYPES, format!("{} values", types.len()), &expected))
+                }
+            },
+        },
         Some(Indexers::Blocks) => {
-            Ok(catalog.tensor(&format!("blk.{layer}.indexer.k_proj.weight")).is_some())
+            Ok(Choice::of(catalog.tensor(&format!("blk.{layer}.indexer.k_proj.weight")).is_some()))
         }
         // A ratio of 0 means attention to all keys, whatever the other keys of the indexer say.
         Some(Indexers::MeanPools) => {
-            Ok(keys.count_of_layer(RATIOS, layer)?.is_some_and(|ratio| ratio > 0))
+            let ratio = keys.count_of_layer(RATIOS, layer)?;
+            Ok(Choice::of(ratio.is_some_and(|ratio| ratio > 0)))
         }
     };
-    (0..count).map(has).collect()
+    (0..count).map(of).collect()
+}
+
+/// Returns for each layer if it has an indexer of its own, if the file says so.
+fn types(keys: &Keys<'_>) -> Result<Option<Vec<bool>>, ModelError> {
+    let of_layers = keys.by_layer(TYPES);
+    let Some(types) = keys.get(TYPES) else { return Ok(None) };
+    match (types.as_array(), of_layers) {
+        (Some(Array::Bool(flags)), _) => Ok(Some(flags.clone())),
+        (_, Some(flags)) => Ok(Some(flags.iter().map(|flag| *flag != 0).collect())),
+        _ => Err(keys.wrong(TYPES, types.describe(), "it must be a list of true and false")),
+    }
 }
 
 /// Checks that every layer has an indexer of its own.
-fn expect_in_all_layers(keys: &Keys<'_>) -> Result<(), ModelError> {
-    let of_layers = keys.by_layer(TYPES);
-    let types = keys.get(TYPES);
-    let all = match types.and_then(Value::as_array) {
-        Some(Array::Bool(flags)) => flags.iter().all(|flag| *flag),
-        _ => types.is_none() || of_layers.is_some_and(|flags| !flags.contains(&0)),
-    };
-    if all {
+fn expect_in_all_layers(keys: &Keys<'_>, family: &Family) -> Result<(), ModelError> {
+    let types = if family.attention.shares_choices { None } else { types(keys)? };
+    if types.is_none_or(|types| !types.contains(&false)) {
         return Ok(());
     }
     let expected = "forebay knows models in which every layer has an indexer";

@@ -229,6 +229,7 @@ pub(super) fn refuse_variants(keys: &Keys<'_>, family: &Family) -> Result<(), Mo
     let known: &[&str] = match family.feed_forward.gating {
         Gating::GeluTanh => &["gelu", "gelu_pytorch_tanh", "gelu_new"],
         Gating::SquaredRelu => &["relu2", "relu_sqr"],
+        Gating::Situ { .. } => &["situ"],
         Gating::PlainGelu | Gating::PlainGeluTanh => &["gelu", "gelu_pytorch_tanh", "gelu_new"],
         Gating::Silu
         | Gating::Clamped { .. }

@@ -70,6 +70,7 @@ pub(super) fn recurrent(
                 value_dim,
                 head_order: family.recurrence.gguf_heads,
                 low_rank: 0,
+                gate_rank: 0,
                 norm_width,
                 factors: RecurrentFactors::ONE,
                 sigmoid_gate: family.recurrence.sigmoid_gate,
@@ -89,9 +90,11 @@ pub(super) fn recurrent(
             let is_safe = keys.flag("kda.safe_gate")?.unwrap_or(true);
             let decay_bound = if is_safe { bound } else { 0.0 };
             // Projections to decays and gates are one matrix or two.
-            let second = |tensor: &TensorInfo| tensor.name.ends_with(".ssm_f_b.weight");
-            let low_rank = if catalog.tensors().iter().any(second) { dim } else { 0 };
-            let shape = Recurrent::kimi(heads, dim, keys.count("ssm.conv_kernel")?, low_rank);
+            let ranks = [".ssm_f_b.weight", ".ssm_g_b.weight"].map(|second| {
+                let is_second = |tensor: &TensorInfo| tensor.name.ends_with(second);
+                if catalog.tensors().iter().any(is_second) { dim } else { 0 }
+            });
+            let shape = Recurrent::kimi(heads, dim, keys.count("ssm.conv_kernel")?, ranks);
             Ok(Recurrent { decay_bound, ..shape })
         }
     }

@@ -17,7 +17,7 @@ use super::feed_forward_width::feed_forward_width;
 use super::head::is_tied;
 use super::huggingface_attention::attention;
 use super::huggingface_experts::{experts, has_count, is_by_token, is_sparse, output_multiplier};
-use super::huggingface_indexer::{indexed_layers, indexer};
+use super::huggingface_indexer::{choices, indexer};
 use super::huggingface_recurrent::{OneBlock, is_recurrent, one_blocks, recurrent};
 use super::huggingface_rotation::rotates;
 use super::huggingface_variants::{SHARED_MLP, gating, refuse_variants};
@@ -105,16 +105,20 @@ fn of_language_model(
         false => {
             let (attentions, ropes) = attention(catalog, config, family, naming)?;
             let mut layers = layers(catalog, config, family, naming, attentions.len())?;
-            let indexed = indexed_layers(config, family, &layers)?;
+            let choices = choices(config, family, &layers)?;
             let (indexer, ropes) = (indexer(config, family)?, used(ropes, &layers));
+            let of_layers = (&choices[..], family);
             let (attentions, ropes) =
-                with_indexer(attentions, ropes, indexer, &mut layers, &indexed);
+                with_indexer(attentions, ropes, indexer, &mut layers, of_layers);
             (attentions, ropes, layers)
         }
     };
     let multipliers = Multipliers::of(config)?;
     multipliers.apply(&mut attentions, &layers)?;
     let by_ratio = ratio_temperature(config, family)?;
+    if let Some(gatings) = family.gatings(gating) {
+        layers.iter_mut().for_each(|layer| layer.gatings = Some(gatings));
+    }
     let temperature = match family.rotation.unrotated.and_then(Unrotated::chunks) {
         Some(chunks) => chunks.temperature(config)?,
         None if family.rotation.tempered => Parameters::of(config, None)?.temperature()?,

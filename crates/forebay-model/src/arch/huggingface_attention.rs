@@ -194,8 +194,8 @@ fn latent(config: &Config<'_>, family: &Family) -> Result<(Vec<Attention>, Vec<R
                 expected: "forebay knows this family without rotation only".into(),
             });
         }
-        let output_gate = output_gate(config, family)?;
-        let attention = Attention { output_gate, ..latent.attention(heads, 1.0) };
+        let (output_gate, sinks) = (output_gate(config, family)?, family.attention.sinks);
+        let attention = Attention { output_gate, sinks, ..latent.attention(heads, 1.0) };
         return Ok((vec![attention], Vec::new()));
     }
     let rope = rotation(config, family, None, latent.rotary)?;
@@ -207,8 +207,9 @@ fn latent(config: &Config<'_>, family: &Family) -> Result<(Vec<Attention>, Vec<R
         }
         _ => 1.0,
     };
-    let output_gate = output_gate(config, family)?;
-    let attention = Attention { output_gate, ..latent.attention(heads, magnitude as f32) };
+    let (output_gate, sinks) = (output_gate(config, family)?, family.attention.sinks);
+    let attention = latent.attention(heads, magnitude as f32);
+    let attention = Attention { output_gate, sinks, ..attention };
     Ok((vec![attention], vec![rope]))
 }
 

@@ -7,7 +7,7 @@ use super::architecture::Layer;
 use super::check::check;
 use super::config::Config;
 use super::family::{Family, Indexers};
-use super::indexer::IndexerShape;
+use super::indexer::{Choice, IndexerShape};
 use super::shapes::IndexerRule;
 use crate::ModelError;
 
@@ -20,7 +20,10 @@ pub(super) fn indexer(
     family: &Family,
 ) -> Result<Option<IndexerShape>, ModelError> {
     let Some(of) = family.attention.indexer else { return Ok(None) };
-    refuse_shared_choices(config)?;
+    match family.attention.shares_choices && config.set("indexer_types").is_some() {
+        true => config.note(&["index_topk_pattern", "index_topk_freq"]),
+        false => refuse_shared_choices(config)?,
+    }
     let shape = match of {
         Indexers::Keys(layout) => IndexerShape {
             heads: config.count("index_n_heads")?,
@@ -89,16 +92,34 @@ fn blocks(config: &Config<'_>) -> Result<IndexerShape, ModelError> {
     })
 }
 
-/// Returns which layers have attention with an indexer.
-pub(super) fn indexed_layers(
+/// Returns for each layer which keys its attention sees.
+pub(super) fn choices(
     config: &Config<'_>,
     family: &Family,
     layers: &[Layer],
-) -> Result<Vec<bool>, ModelError> {
-    let is = |(index, layer): (usize, &Layer)| {
-        Ok(layer.mixer.attends() && is_indexed(config, family, index)?)
+) -> Result<Vec<Choice>, ModelError> {
+    let of = |(index, layer): (usize, &Layer)| {
+        let attends = layer.mixer.attends();
+        let choice = Choice::of(attends && is_indexed(config, family, index)?);
+        match choice == Choice::Own && family.attention.shares_choices {
+            true => shared_choice(config, index),
+            false => Ok(choice),
+        }
     };
-    layers.iter().enumerate().map(is).collect()
+    layers.iter().enumerate().map(of).collect()
+}
+
+/// Returns the choice of a layer in a family whose layers may take the choice of a layer before them.
+fn shared_choice(config: &Config<'_>, index: usize) -> Result<Choice, ModelError> {
+    match config.text_of_layer("indexer_types", index)? {
+        None | Some("full") => Ok(Choice::Own),
+        Some("shared") => Ok(Choice::Shared),
+        Some(other) => Err(ModelError::BadValue {
+            key: format!("indexer_types of layer {index}"),
+            value: other.into(),
+            expected: "forebay knows full and shared".into(),
+        }),
+    }
 }
 
 /// Returns true if attention of layer `index` has an indexer, in a family that has them.

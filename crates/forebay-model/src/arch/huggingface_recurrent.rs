@@ -86,6 +86,7 @@ pub(super) fn recurrent(
                 value_dim,
                 head_order: HeadOrder::Consecutive,
                 low_rank: 0,
+                gate_rank: 0,
                 norm_width: value_dim,
                 factors: RecurrentFactors::ONE,
                 sigmoid_gate: has_sigmoid_gate(config, family)?,
@@ -206,6 +207,7 @@ fn mamba2(
         value_dim,
         head_order: HeadOrder::Consecutive,
         low_rank: 0,
+        gate_rank: 0,
         norm_width: match has_norm(config, family)? {
             true => heads.saturating_mul(value_dim).checked_div(groups).unwrap_or(0),
             false => 0,
@@ -282,7 +284,7 @@ fn kimi(config: &Config<'_>, family: &Family) -> Result<Recurrent, ModelError> {
     };
     let decay_bound = decay_bound(config, family)?;
     let low_rank = if is_whole { 0 } else { dim };
-    Ok(Recurrent { decay_bound, ..Recurrent::kimi(heads, dim, convolution, low_rank) })
+    Ok(Recurrent { decay_bound, ..Recurrent::kimi(heads, dim, convolution, [low_rank; 2]) })
 }
 
 /// Returns the logarithm of the fastest decay, or 0 if there is none. `null` means the family's usual one, unless the configuration

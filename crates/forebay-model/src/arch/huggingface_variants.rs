@@ -60,6 +60,7 @@ fn expect_activation<'a>(
         Gating::PlainGelu | Gating::PlainGeluTanh => {
             &["gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast"]
         }
+        Gating::Situ { .. } => &["situ"],
         // MiniMax-M3 names the clamped gate.
         Gating::Clamped { .. } => &["silu", "swish", "swigluoai"],
         Gating::Silu | Gating::ClampedSilu { .. } | Gating::SiluClamped { .. } => {

@@ -4,6 +4,7 @@ use forebay_compute::RopeLayout;
 
 use super::architecture::{Architecture, Attention, AttentionBias, Layer, Rope};
 use super::check::{check, check_size};
+use super::family::Family;
 use super::shapes::{Indexer, IndexerRule};
 use crate::ModelError;
 
@@ -19,35 +20,63 @@ pub(super) struct IndexerShape {
     pub rule: IndexerRule,
 }
 
-/// Adds an indexer to the description of attention, and its rotation to the ropes if there is one. `indexed` says which layers have
-/// one. If some layers have none, the shapes with an indexer follow those without, and the layers with an indexer get them.
+/// The keys to which attention of a layer attends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Choice {
+    /// All of its window.
+    All,
+    /// Those that the layer's indexer chooses.
+    Own,
+    /// Those that the indexer of the last layer before it with one chose.
+    Shared,
+}
+
+impl Choice {
+    /// Returns the choice of a layer with an indexer or without one.
+    pub fn of(has_indexer: bool) -> Choice {
+        if has_indexer { Choice::Own } else { Choice::All }
+    }
+}
+
+/// Adds an indexer to the description of attention, and its rotation to the ropes if there is one. `choices` are those of the
+/// layers. If they differ, the shapes of attention follow each other in the order of [`Choice`], and the layers get theirs.
 pub(super) fn with_indexer(
-    mut attentions: Vec<Attention>,
+    attentions: Vec<Attention>,
     mut ropes: Vec<Rope>,
     shape: Option<IndexerShape>,
     layers: &mut [Layer],
-    indexed: &[bool],
+    (choices, family): (&[Choice], &Family),
 ) -> (Vec<Attention>, Vec<Rope>) {
     let attends = |layer: &Layer| layer.mixer.attends();
-    let of_attention = || layers.iter().zip(indexed).filter(|(layer, _)| attends(layer));
-    let (some, all) = (of_attention().any(|(_, has)| *has), of_attention().all(|(_, has)| *has));
-    let Some(shape) = shape.filter(|_| some) else { return (attentions, ropes) };
+    let is_made = |choice: Choice| {
+        layers.iter().zip(choices).any(|(layer, own)| attends(layer) && *own == choice)
+    };
+    let [all, own, shared] = [Choice::All, Choice::Own, Choice::Shared].map(is_made);
+    let Some(shape) = shape.filter(|_| own || shared) else { return (attentions, ropes) };
     let IndexerShape { heads, head_dim, top_k, layout, rule } = shape;
     let rope = ropes.first().cloned().map(|rope| {
-        ropes.push(Rope { layout, ..rope });
+        let from = match family.attention.indexer_rotates_last {
+            true => head_dim.saturating_sub(rope.rotary_dim),
+            false => rope.from,
+        };
+        ropes.push(Rope { layout, from, ..rope });
         ropes.len() - 1
     });
-    let indexer = Some(Indexer { heads, head_dim, top_k, rope, rule });
-    let with = |attention: &Attention| Attention { indexer, ..attention.clone() };
-    let with_indexer: Vec<Attention> = attentions.iter().map(with).collect();
-    if all {
-        return (with_indexer, ropes);
+    let with = |own: bool| Some(Indexer { heads, head_dim, top_k, rope, rule, own });
+    let kinds = [
+        (Choice::All, all, None),
+        (Choice::Own, own, with(true)),
+        (Choice::Shared, shared, with(false)),
+    ];
+    let mut found = Vec::new();
+    for (choice, _, indexer) in kinds.into_iter().filter(|(_, is_made, _)| *is_made) {
+        let of_choice = layers.iter_mut().zip(choices).filter(|(_, own)| **own == choice);
+        for (layer, _) in of_choice.filter(|(layer, _)| attends(layer)) {
+            layer.attention += found.len();
+        }
+        found.extend(attentions.iter().map(|of| Attention { indexer, ..of.clone() }));
     }
-    for (layer, has) in layers.iter_mut().zip(indexed) {
-        layer.attention += if *has && attends(layer) { attentions.len() } else { 0 };
-    }
-    attentions.extend(with_indexer);
-    (attentions, ropes)
+    (found, ropes)
 }
 
 impl Architecture {
@@ -56,12 +85,29 @@ impl Architecture {
         self.attentions.iter().find_map(|attention| attention.indexer.as_ref())
     }
 
+    /// Returns true if attention of some layer takes the choice of keys of a layer before it.
+    pub fn shares_choices(&self) -> bool {
+        (0..self.layers.len()).any(|layer| self.takes_choice(layer))
+    }
+
+    /// Returns true if attention of a layer takes the choice of keys of a layer before it.
+    pub(crate) fn takes_choice(&self, layer: usize) -> bool {
+        let is_other = |attention: &Attention| attention.indexer.is_some_and(|of| !of.own);
+        self.layers[layer].mixer.attends() && is_other(self.attention_of(layer))
+    }
+
     /// Checks the numbers of indexers, and that the layers with indexers are of a known kind.
     pub(super) fn validate_indexers(&self) -> Result<(), ModelError> {
         for layer in self.attention_layers() {
             let windowed = self.layers[layer].window.is_some();
             let chosen = self.attention_of(layer).indexer.is_some();
             check("indexer of layer", layer, !(windowed && chosen), "it has a window too")?;
+        }
+        let first =
+            self.attention_layers().find(|layer| self.attention_of(*layer).indexer.is_some());
+        if let Some(first) = first.filter(|first| self.takes_choice(*first)) {
+            let expected = "a layer before it must have an indexer";
+            check("layer that takes the choice of another", first, false, expected)?;
         }
         let mut with =
             self.attentions.iter().filter_map(|of| of.indexer.map(|indexer| (of, indexer)));
@@ -72,7 +118,8 @@ impl Architecture {
         check_size("indexer heads", indexer.heads)?;
         check_size("length of the indexer's heads", indexer.head_dim)?;
         check_size("keys that the indexer chooses", indexer.top_k)?;
-        let rotary_dim = indexer.rope.map_or(0, |rope| self.ropes[rope].rotary_dim);
+        let rope = indexer.rope.map(|rope| &self.ropes[rope]);
+        let rotary_dim = rope.map_or(0, |rope| rope.rotary_dim.saturating_add(rope.from));
         check(
             "length of the indexer's heads",
             indexer.head_dim,

@@ -95,7 +95,9 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("layer_out", "proj.weight", "per_layer_projection.weight"),
     ("layer_post_norm", "post_norm.weight", "post_per_layer_input_norm.weight"),
     ("layer_scale", "layer_output_scale.weight", "layer_scalar"),
-    // Residual streams beside each other: mixed ones, then gated ones.
+    // Residual streams beside each other: a bank, then mixed ones, then gated ones.
+    ("attention_streams_scores", "attn_res_score.weight", ""),
+    ("feed_forward_streams_scores", "ffn_res_score.weight", ""),
     ("attention_streams_mix", "hc_attn_fn.weight", "hc_attn_fn"),
     ("attention_streams_base", "hc_attn_base.weight", "hc_attn_base"),
     ("attention_streams_scale", "hc_attn_scale.weight", "hc_attn_scale"),
@@ -166,6 +168,10 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("expert_up_bias", "ffn_up_exps.bias", ""),
     ("expert_gate_up_bias", "", "mlp.experts.gate_up_proj_bias"),
     ("expert_down_bias", "ffn_down_exps.bias", "mlp.experts.down_proj_bias"),
+    // Projections around experts.
+    ("latent_down", "ffn_routed_down.weight", ""),
+    ("latent_norm", "ffn_routed_norm.weight", ""),
+    ("latent_up", "ffn_routed_up.weight", ""),
     ("shared_scale", "ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight"),
     ("shared_gate", "ffn_gate_shexp.weight", "mlp.shared_experts.gate_proj.weight"),
     ("shared_up", "ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight"),
@@ -267,6 +273,7 @@ impl Names {
             "mix" => ("output_hc_fn.weight", "model.hc_head_fn"),
             "base" => ("output_hc_base.weight", "model.hc_head_base"),
             "scale" => ("output_hc_scale.weight", "model.hc_head_scale"),
+            "scores" => ("output_res_score.weight", ""),
             "norm" => ("output_hc_norm.weight", "model.hyper_connection_mixer.hc_norm.weight"),
             "down" => (
                 "output_hc_down.weight",
@@ -277,7 +284,8 @@ impl Names {
             }
             _ => unreachable!("streams have no {part}"),
         };
-        self.pick(gguf, hf)
+        let own = self.or_usual(&format!("streams_end_{part}"), (gguf, hf));
+        self.pick(own.0, own.1)
     }
 
     /// Returns the family's names with a role. An empty one stands for the usual one.

@@ -23,9 +23,10 @@ pub struct Recurrent {
     /// Number of elements of a value.
     pub value_dim: usize,
     pub head_order: HeadOrder,
-    /// Width of the low-rank projections to decays and to gates of the output, or to steps with [`StateRule::Mamba`]; 0 if those have
-    /// one matrix.
+    /// Width of the low-rank projection to decays, or to steps with [`StateRule::Mamba`]; 0 if there is one matrix.
     pub low_rank: usize,
+    /// Width of the low-rank projection to gates of the output; 0 if there is one matrix.
+    pub gate_rank: usize,
     /// Number of elements of the output that are normed together; 0 if outputs are not normed.
     pub norm_width: usize,
     pub factors: RecurrentFactors,
@@ -137,7 +138,7 @@ impl Recurrent {
             _ => {}
         }
         let factors = self.value_heads * (1 + self.decay_width());
-        self.channels() + self.value_width() + factors + 2 * self.low_rank
+        self.channels() + self.value_width() + factors + self.low_rank + self.gate_rank
     }
 
     /// Returns the number of floats of the state of one sequence in one layer.
@@ -145,8 +146,14 @@ impl Recurrent {
         self.tail_floats() + self.matrix_floats()
     }
 
-    /// Returns the shape of Kimi Delta Attention, which has as many elements of a key as of a value.
-    pub(super) fn kimi(heads: usize, dim: usize, convolution: usize, low_rank: usize) -> Recurrent {
+    /// Returns the shape of Kimi Delta Attention, which has as many elements of a key as of a value. `ranks` are those of the
+    /// projections to decays and to gates.
+    pub(super) fn kimi(
+        heads: usize,
+        dim: usize,
+        convolution: usize,
+        [low_rank, gate_rank]: [usize; 2],
+    ) -> Recurrent {
         Recurrent {
             rule: StateRule::KimiDelta,
             convolution,
@@ -156,6 +163,7 @@ impl Recurrent {
             value_dim: dim,
             head_order: HeadOrder::Consecutive,
             low_rank,
+            gate_rank,
             norm_width: dim,
             factors: RecurrentFactors::ONE,
             sigmoid_gate: true,
@@ -174,6 +182,7 @@ impl Recurrent {
             value_dim: channels,
             head_order: HeadOrder::Consecutive,
             low_rank: 0,
+            gate_rank: 0,
             norm_width: channels,
             factors: RecurrentFactors::ONE,
             sigmoid_gate: false,
@@ -234,7 +243,8 @@ impl Recurrent {
             check(key, dim, fits, "it must be a multiple of 8, at most 256")?;
         }
         if self.rule == StateRule::KimiDelta {
-            check_size("rank of the projections of recurrent layers", self.low_rank.max(1))?;
+            let rank = self.low_rank.max(self.gate_rank).max(1);
+            check_size("rank of the projections of recurrent layers", rank)?;
             let bound = self.decay_bound;
             let fits = (-1000.0..=0.0).contains(&bound);
             check("gate_lower_bound", bound, fits, "it must be negative, at least -1000")?;

@@ -80,9 +80,11 @@ pub struct Indexer {
     pub head_dim: usize,
     /// Number of keys that a token attends to, or of blocks or pools of keys.
     pub top_k: usize,
-    /// Index into [`Architecture::ropes`] of the rotation of queries and keys, if they are rotated. Their first elements rotate.
+    /// Index into [`Architecture::ropes`] of the rotation of queries and keys, if they are rotated.
     pub rope: Option<usize>,
     pub rule: IndexerRule,
+    /// False if layers with this attention have no indexer, but take the choice of the last layer before them that has one (Hy4).
+    pub own: bool,
 }
 
 /// The rule by which an indexer chooses, and the things that it chooses.
@@ -284,6 +286,18 @@ pub enum StreamRule {
         /// Width of the low-rank projection.
         rank: usize,
     },
+    /// Independent hyper-connections (Hy4): products of the streams give a factor of every stream for the input and one for the
+    /// output. The streams are not mixed. Behind the last layer, products give a factor of each.
+    Independent {
+        /// Factor of the logistic function in the factors of outputs.
+        magnitude: f32,
+        /// Number that is added to all factors.
+        epsilon: f32,
+    },
+    /// A bank of earlier states (Kimi K3): the first stream is the state, and blocks read a mixture of it and of the states in the
+    /// bank, by the softmax of products. In every `period`-th layer, beginning with the first, the state moves to the bank when
+    /// the output of attention or the recurrence is added, and the output replaces it.
+    Bank { period: usize },
 }
 
 /// The collapse of mixed streams behind the last layer.
@@ -300,23 +314,52 @@ pub enum StreamsEnd {
 pub enum StreamForm {
     Mixed(StreamsEnd),
     Gated,
+    Independent,
+    Bank,
 }
 
 impl Streams {
-    /// Returns what turns products of mixed streams into coefficients.
+    /// Returns the number of streams that hold something, which are the first, when a block of a layer reads them: its feed-forward
+    /// if `after_mixer`. The number of layers stands for what follows the last layer.
+    pub(crate) fn filled(&self, layer: usize, after_mixer: bool) -> usize {
+        match self.rule {
+            StreamRule::Mixed { .. }
+            | StreamRule::Gated { .. }
+            | StreamRule::Independent { .. } => self.count,
+            StreamRule::Bank { period } => 1 + (layer + usize::from(after_mixer)).div_ceil(period),
+        }
+    }
+
+    /// Returns the stream to which the state moves when the output of a layer's attention or recurrence is added, if it moves.
+    pub(crate) fn banked(&self, layer: usize) -> Option<usize> {
+        match self.rule {
+            StreamRule::Mixed { .. }
+            | StreamRule::Gated { .. }
+            | StreamRule::Independent { .. } => None,
+            StreamRule::Bank { period } => {
+                layer.is_multiple_of(period).then_some(1 + layer / period)
+            }
+        }
+    }
+
+    /// Returns what turns products of streams of hyper-connections into coefficients.
     ///
     /// # Panics
-    /// Panics if the streams are gated.
+    /// Panics if the streams are gated or a bank.
     pub(crate) fn mixing<'a>(
         &self,
         scales: &'a [f32],
         base: &'a [f32],
         norm_epsilon: f32,
     ) -> StreamMixing<'a> {
-        let StreamRule::Mixed { iterations, epsilon, .. } = self.rule else {
-            unreachable!("gated streams have no such weights");
+        let (iterations, epsilon, outputs) = match self.rule {
+            StreamRule::Mixed { iterations, epsilon, .. } => (iterations, epsilon, (2.0, 0.0)),
+            StreamRule::Independent { magnitude, epsilon } => (0, epsilon, (magnitude, epsilon)),
+            StreamRule::Gated { .. } | StreamRule::Bank { .. } => {
+                unreachable!("other streams have no such weights")
+            }
         };
-        StreamMixing { scales, base, iterations, epsilon, norm_epsilon }
+        StreamMixing { scales, base, iterations, epsilon, outputs, norm_epsilon }
     }
 }
 

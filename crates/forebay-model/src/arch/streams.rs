@@ -2,7 +2,7 @@
 
 use forebay_compute::{STREAMS_MAX, StreamShape};
 
-use super::architecture::{Architecture, NormLayout};
+use super::architecture::{Architecture, Layer, Mixer, NormLayout};
 use super::check::{check, check_size};
 use super::config::Config;
 use super::family::Family;
@@ -27,7 +27,14 @@ impl Architecture {
         match streams.rule {
             StreamRule::Mixed { .. } => [shape.coefficients(), 0, 0],
             StreamRule::Gated { rank } => [shape.count, shape.row(), rank],
+            StreamRule::Independent { .. } => [shape.factors(), 0, 0],
+            StreamRule::Bank { .. } => [0; 3],
         }
+    }
+
+    /// Returns true if the residual streams are a state and a bank of earlier ones.
+    pub(crate) fn has_bank(&self) -> bool {
+        self.streams.is_some_and(|streams| matches!(streams.rule, StreamRule::Bank { .. }))
     }
 
     pub(super) fn validate_streams(&self) -> Result<(), ModelError> {
@@ -48,6 +55,19 @@ impl Architecture {
         check_size("width of all residual streams", count.saturating_mul(self.hidden))?;
         match rule {
             StreamRule::Gated { rank } => check_size("rank of the streams' gates", rank)?,
+            StreamRule::Bank { .. } => {
+                let whole =
+                    |layer: &Layer| layer.mixer != Mixer::None && !layer.feed_forward.is_none();
+                let fits = self.layers.iter().all(whole) && self.mtp.is_none();
+                let expected = "every layer must have attention or a recurrence and a feed-forward";
+                check("layers that keep earlier states", count - 1, fits, expected)?;
+            }
+            StreamRule::Independent { magnitude, epsilon } => {
+                let fits = magnitude.is_finite() && magnitude > 0.0;
+                check("magnitude of hyper-connections", magnitude, fits, "it must be positive")?;
+                let fits = (0.0..1.0).contains(&epsilon);
+                check("epsilon of hyper-connections", epsilon, fits, "from 0 to less than 1")?;
+            }
             StreamRule::Mixed { iterations, epsilon, .. } => {
                 let fits = (1..=1000).contains(&iterations);
                 check("iterations of hyper-connections", iterations, fits, "from 1 to 1000")?;
@@ -83,6 +103,10 @@ pub(super) fn of_huggingface(
     family: &Family,
 ) -> Result<Option<Streams>, ModelError> {
     let Some(form) = family.layers.streams else { return Ok(None) };
+    let number = |key: &str| {
+        let found = config.float(key)?.ok_or_else(|| config.missing(key))?;
+        Ok::<_, ModelError>(found as f32)
+    };
     let mixes = config.flag("mhc")?.unwrap_or(true);
     check("mhc", mixes, mixes, "forebay knows this family with hyper-connections")?;
     Ok(Some(match form {
@@ -90,7 +114,7 @@ pub(super) fn of_huggingface(
             count: config.count("hc_mult")?,
             rule: StreamRule::Mixed {
                 iterations: config.count("hc_sinkhorn_iters")?,
-                epsilon: config.float("hc_eps")?.ok_or_else(|| config.missing("hc_eps"))? as f32,
+                epsilon: number("hc_eps")?,
                 end,
             },
         },
@@ -98,25 +122,51 @@ pub(super) fn of_huggingface(
             count: config.count("hc_count")?,
             rule: StreamRule::Gated { rank: config.count("hc_lowrank")? },
         },
+        StreamForm::Independent => Streams {
+            count: config.count("hc_mult")?,
+            rule: StreamRule::Independent {
+                magnitude: number("hc_magnitude")?,
+                epsilon: number("hc_eps")?,
+            },
+        },
+        StreamForm::Bank => return Err(ModelError::GgufOnly { name: family.name.into() }),
     }))
 }
 
+/// Returns the streams of a model with so many layers, in every `period`-th of which a bank takes the state.
+fn bank(period: usize, layers: usize) -> Result<Streams, ModelError> {
+    check("layers between those that keep earlier states", period, period > 0, "at least 1")?;
+    Ok(Streams { count: 1 + layers.div_ceil(period), rule: StreamRule::Bank { period } })
+}
+
 /// Reads the residual streams of a family that has several from GGUF metadata.
-pub(super) fn of_gguf(keys: &Keys<'_>, family: &Family) -> Result<Option<Streams>, ModelError> {
-    let epsilon = "hyper_connection.epsilon";
+pub(super) fn of_gguf(
+    keys: &Keys<'_>,
+    family: &Family,
+    layers: usize,
+) -> Result<Option<Streams>, ModelError> {
+    let number = |key: &str| keys.optional_float(key)?.ok_or_else(|| keys.missing(key));
     match family.layers.streams {
         None => Ok(None),
         Some(StreamForm::Mixed(end)) => Ok(Some(Streams {
             count: keys.count("hyper_connection.count")?,
             rule: StreamRule::Mixed {
                 iterations: keys.count("hyper_connection.sinkhorn_iterations")?,
-                epsilon: keys.optional_float(epsilon)?.ok_or_else(|| keys.missing(epsilon))?,
+                epsilon: number("hyper_connection.epsilon")?,
                 end,
+            },
+        })),
+        Some(StreamForm::Independent) => Ok(Some(Streams {
+            count: keys.count("hyper_connection.count")?,
+            rule: StreamRule::Independent {
+                magnitude: number("hyper_connection.magnitude")?,
+                epsilon: number("hyper_connection.epsilon")?,
             },
         })),
         Some(StreamForm::Gated) => Ok(Some(Streams {
             count: keys.count("hyper_connection.count")?,
             rule: StreamRule::Gated { rank: keys.count("hyper_connection.low_rank")? },
         })),
+        Some(StreamForm::Bank) => Ok(Some(bank(keys.count("attn_res.block_size")?, layers)?)),
     }
 }

@@ -112,18 +112,21 @@ impl Architecture {
         }
         let own = (0..self.layers.len()).map(|layer| self.gatings_of(layer));
         for gating in own.flat_map(|of| [of.experts, of.others]) {
-            let limit = match gating {
+            let limits = match gating {
                 Gating::Clamped { limit, .. }
                 | Gating::ClampedSilu { limit }
-                | Gating::SiluClamped { limit } => limit,
+                | Gating::SiluClamped { limit } => [limit; 2],
+                Gating::Situ { limit, up_limit } => [limit, up_limit],
                 Gating::Silu
                 | Gating::GeluTanh
                 | Gating::SquaredRelu
                 | Gating::PlainGelu
                 | Gating::PlainGeluTanh => continue,
             };
-            let fits = limit.is_finite() && limit > 0.0;
-            check("limit of gate and up", limit, fits, "it must be positive")?;
+            for limit in limits {
+                let fits = limit.is_finite() && limit > 0.0;
+                check("limit of gate and up", limit, fits, "it must be positive")?;
+            }
         }
         if let Some(of) = &self.ngrams {
             of.validate(self.layers.len())?;
@@ -145,7 +148,7 @@ impl Architecture {
         self.validate_norms()?;
         self.validate_shared_keys()?;
         self.validate_mtp()?;
-        self.layers.iter().try_for_each(Layer::validate)
+        self.layers.iter().try_for_each(|layer| layer.validate(self.hidden))
     }
 
     /// Checks gates of the residual stream and short convolutions.
@@ -302,7 +305,7 @@ impl Attention {
 }
 
 impl Layer {
-    fn validate(&self) -> Result<(), ModelError> {
+    fn validate(&self, hidden: usize) -> Result<(), ModelError> {
         let is_empty = self.mixer == Mixer::None && self.feed_forward.is_none();
         check(
             "layer",
@@ -316,13 +319,13 @@ impl Layer {
         match &self.feed_forward {
             FeedForward::None => Ok(()),
             FeedForward::Dense { width } => check_size("feed-forward width", *width),
-            FeedForward::Experts(experts) => experts.validate(),
+            FeedForward::Experts(experts) => experts.validate(hidden),
         }
     }
 }
 
 impl Experts {
-    fn validate(&self) -> Result<(), ModelError> {
+    fn validate(&self, hidden: usize) -> Result<(), ModelError> {
         let fits = self.count > 0 && self.count <= 65_536;
         check("expert count", self.count, fits, "it must be from 1 to 65536")?;
         let fits = self.used > 0 && self.used <= self.count.min(256);
@@ -353,7 +356,9 @@ impl Experts {
             "inputs are scaled",
         )?;
         if let Some(latent) = self.latent {
-            check_size("width of the space of experts", latent.width)?;
+            let fits = (1..=hidden).contains(&latent.width);
+            let expected = "from 1 to the hidden size";
+            check("width of the space of experts", latent.width, fits, expected)?;
         }
         let is_other = self.latent.is_some() || self.output_norms || self.always > 0;
         check(

@@ -163,6 +163,17 @@ impl<'a> Step<'a> {
         if is_mixer { layer.attention_gate.as_ref() } else { layer.feed_forward_gate.as_ref() }
     }
 
+    /// Returns the number of residual streams that hold something before a block of a layer ([`crate::arch::Streams::filled`]).
+    pub fn filled_streams(&self, layer: usize, after_mixer: bool) -> usize {
+        self.architecture.streams.map_or(1, |streams| streams.filled(layer, after_mixer))
+    }
+
+    /// Returns the stream to which the state moves when [`Backend::norm`] adds the last output for the next block, if it moves.
+    pub fn banked_stream(&self, block: NextBlock) -> Option<usize> {
+        let (layer, is_mixer) = self.added(block);
+        self.architecture.streams?.banked(layer).filter(|_| is_mixer)
+    }
+
     /// Returns the kind of the rows of a pass whose rows are all of one kind.
     pub fn kind(&self) -> RowKind {
         if self.decode > 0 { RowKind::Decode } else { RowKind::Prompt }

@@ -310,7 +310,7 @@ impl LayerBuilder<'_> {
         dense: &mut Block,
         shape: &Recurrent,
     ) -> Result<Projections, ModelError> {
-        let (hidden, rank, heads) = (self.architecture.hidden, shape.low_rank, shape.value_heads);
+        let (hidden, heads) = (self.architecture.hidden, shape.value_heads);
         let (keys, values) = (shape.key_heads * shape.key_dim, shape.value_width());
         let decays = heads * shape.decay_width();
         let mut matrix =
@@ -321,16 +321,27 @@ impl LayerBuilder<'_> {
             matrix("v", values, hidden)?,
             matrix("delta_b", heads, hidden)?,
         ];
-        let (second, a, z) = if rank == 0 {
-            products.push(matrix("delta_f", decays, hidden)?);
-            products.push(matrix("delta_g", values, hidden)?);
-            (Vec::new(), 4, 5)
-        } else {
-            products.push(matrix("delta_f_a", rank, hidden)?);
-            products.push(matrix("delta_g_a", rank, hidden)?);
-            let (f, g) = (matrix("delta_f_b", decays, rank)?, matrix("delta_g_b", values, rank)?);
-            (vec![(f, 4), (g, 5)], 6, 7)
-        };
+        // Projections to decays and to gates: one matrix, or two with a low rank between them.
+        let projections = [
+            (["delta_f", "delta_f_a", "delta_f_b"], shape.low_rank, decays),
+            (["delta_g", "delta_g_a", "delta_g_b"], shape.gate_rank, values),
+        ];
+        let mut places = [0; 2];
+        for (place, ([whole, first, _], rank, rows)) in places.iter_mut().zip(projections) {
+            *place = products.len();
+            products.push(match rank {
+                0 => matrix(whole, rows, hidden)?,
+                _ => matrix(first, rank, hidden)?,
+            });
+        }
+        let mut second = Vec::new();
+        for (place, ([.., last], rank, rows)) in places.iter_mut().zip(projections) {
+            if rank > 0 {
+                second.push((matrix(last, rows, rank)?, *place));
+                *place = products.len() + second.len() - 1;
+            }
+        }
+        let [a, z] = places;
         let per_key = heads / shape.key_heads;
         let of_values = columns(0, per_key * shape.value_dim);
         Ok(Projections {

@@ -16,7 +16,8 @@ impl LayerBuilder<'_> {
         dense: &mut Block,
         query_rank: Option<usize>,
     ) -> Result<Option<IndexerWeights>, ModelError> {
-        let Some(of) = &self.architecture.attention_of(self.index).indexer else { return Ok(None) };
+        let of = self.architecture.attention_of(self.index).indexer.as_ref();
+        let Some(of) = of.filter(|of| of.own) else { return Ok(None) };
         let hidden = self.architecture.hidden;
         let (heads, dim) = (of.heads, of.head_dim);
         let q_rows = heads * dim;

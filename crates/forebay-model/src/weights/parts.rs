@@ -134,11 +134,12 @@ pub struct NGramWeights {
 #[derive(Debug)]
 pub enum StreamWeights<M> {
     Mixed {
-        /// Matrix `[coefficients, streams * hidden]`. Behind the last layer, it has one row for each stream.
+        /// Matrix `[coefficients, streams * hidden]`. Behind the last layer, it has one row for each stream, and in independent
+        /// hyper-connections two.
         mix: M,
         /// Numbers that are added to the products.
         base: Vec<f32>,
-        /// Factors of the products for the input, the output and the matrix.
+        /// Factors of the products for the input, the output and the matrix, as far as there are such.
         scales: Vec<f32>,
     },
     Gated {
@@ -150,6 +151,8 @@ pub enum StreamWeights<M> {
         /// Matrix `[streams, streams * hidden]` for the factors of the output. There is none behind the last layer.
         inject: Option<M>,
     },
+    /// Weights `[hidden]` of the products that choose among the streams of a bank.
+    Bank { scores: Vec<f32> },
     /// The mean of the streams.
     Mean,
 }
@@ -158,7 +161,7 @@ impl<M> StreamWeights<M> {
     /// Returns the matrices.
     pub fn matrices(&self) -> impl Iterator<Item = &M> {
         let all = match self {
-            StreamWeights::Mean => [None, None, None],
+            StreamWeights::Mean | StreamWeights::Bank { .. } => [None, None, None],
             StreamWeights::Mixed { mix, .. } => [Some(mix), None, None],
             StreamWeights::Gated { down, up, inject, .. } => {
                 [Some(down), Some(up), inject.as_ref()]
@@ -551,7 +554,8 @@ pub enum FeedForwardWeights {
         down: PartMatrix,
         /// Gate, up and down of the shared experts.
         shared: Option<[PartMatrix; 3]>,
-        /// Projections `[width, hidden]` to the space of the experts and `[hidden, width]` back, if they have one.
+        /// Projections `[width, hidden]` to the space of the experts and `[hidden, width]` back, if they have one. The latter takes the
+        /// sum of the experts' outputs.
         latent: Option<[PartMatrix; 2]>,
         vectors: Box<ExpertVectors>,
     },

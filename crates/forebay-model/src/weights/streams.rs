@@ -32,12 +32,13 @@ impl LayerBuilder<'_> {
             }
             let role = |part: &str| format!("{of}_streams_{part}");
             *found = Some(match rule {
-                StreamRule::Mixed { .. } => {
-                    let rows = shape.coefficients();
+                StreamRule::Mixed { .. } | StreamRule::Independent { .. } => {
+                    let [rows, ..] = self.architecture.stream_widths();
+                    let parts = if rows == shape.factors() { 2 } else { 3 };
                     StreamWeights::Mixed {
                         mix: self.matrix(tensors, dense, &role("mix"), rows, width)?,
                         base: tensors.vector(&self.name(&role("base")), rows)?,
-                        scales: tensors.vector(&self.name(&role("scale")), 3)?,
+                        scales: tensors.vector(&self.name(&role("scale")), parts)?,
                     }
                 }
                 StreamRule::Gated { rank } => StreamWeights::Gated {
@@ -45,6 +46,9 @@ impl LayerBuilder<'_> {
                     down: self.matrix(tensors, dense, &role("down"), rank, width)?,
                     up: self.matrix(tensors, dense, &role("up"), width, rank)?,
                     inject: Some(self.matrix(tensors, dense, &role("inject"), count, width)?),
+                },
+                StreamRule::Bank { .. } => StreamWeights::Bank {
+                    scores: tensors.vector(&self.name(&role("scores")), shape.width)?,
                 },
             });
         }
@@ -67,16 +71,21 @@ pub(super) fn at_end(
     };
     Ok(Some(match rule {
         StreamRule::Mixed { end: StreamsEnd::Mean, .. } => StreamWeights::Mean,
-        StreamRule::Mixed { end: StreamsEnd::Weighted, .. } => StreamWeights::Mixed {
-            mix: matrix("mix", count, width)?,
-            base: tensors.vector(&names.streams_end("base"), count)?,
-            scales: tensors.vector(&names.streams_end("scale"), 1)?,
-        },
+        StreamRule::Mixed { end: StreamsEnd::Weighted, .. } | StreamRule::Independent { .. } => {
+            StreamWeights::Mixed {
+                mix: matrix("mix", count, width)?,
+                base: tensors.vector(&names.streams_end("base"), count)?,
+                scales: tensors.vector(&names.streams_end("scale"), 1)?,
+            }
+        }
         StreamRule::Gated { rank } => StreamWeights::Gated {
             down: matrix("down", rank, width)?,
             up: matrix("up", width, rank)?,
             norm: tensors.norm(&names.streams_end("norm"), width)?,
             inject: None,
+        },
+        StreamRule::Bank { .. } => StreamWeights::Bank {
+            scores: tensors.vector(&names.streams_end("scores"), architecture.hidden)?,
         },
     }))
 }

@@ -8,7 +8,7 @@ use super::super::family::{
 };
 use super::super::mtp_shape::MtpForm;
 use super::super::recurrent::StateRule;
-use super::super::shapes::{StreamForm, StreamsEnd};
+use super::super::shapes::{LatentNorm, StreamForm, StreamsEnd};
 
 /// Common properties of models with latent attention to keys that an indexer chooses.
 const INDEXED: Family = Family {
@@ -151,8 +151,68 @@ pub(super) const FAMILIES: &[Family] = &[
         feed_forward: FeedForward::CORRECTED_EXPERTS,
         ..Family::BASE
     },
+    Family {
+        name: "hy_v4",
+        files: Files { gguf: &["hy_v4"], huggingface: &["hy_v4"], names: HY4, ..Files::BASE },
+        attention: Attention {
+            latent: true,
+            sinks: true,
+            output_gate: OutputGate::ByElement(GateFunction::Sigmoid),
+            indexer: Some(Indexers::Keys(RopeLayout::Interleaved)),
+            shares_choices: true,
+            indexer_rotates_last: true,
+            ..Attention::BASE
+        },
+        rotation: Rotation::PAIRS,
+        feed_forward: FeedForward {
+            gating: Gating::ClampedSilu { limit: 10.0 },
+            gating_of_others: Some(Gating::Silu),
+            ..FeedForward::CORRECTED_EXPERTS
+        },
+        layers: Layers { streams: Some(StreamForm::Independent), ..Layers::BASE },
+        ..Family::BASE
+    },
+    Family {
+        name: "kimi-k3",
+        files: Files { gguf: &["kimi-k3"], names: KIMI_K3, ..Files::BASE },
+        attention: Attention {
+            latent: true,
+            output_gate: OutputGate::ByElement(GateFunction::Sigmoid),
+            ..Attention::BASE
+        },
+        rotation: Rotation { rotates: false, ..Rotation::BASE },
+        recurrence: Recurrence {
+            rule: Some(StateRule::KimiDelta),
+            decay_bound: -5.0,
+            ..Recurrence::BASE
+        },
+        feed_forward: FeedForward {
+            // Files give the limits.
+            gating: Gating::Situ { limit: 1.0, up_limit: 1.0 },
+            latent: Some(LatentNorm::After),
+            ..FeedForward::CORRECTED_EXPERTS
+        },
+        layers: Layers { streams: Some(StreamForm::Bank), ..Layers::BASE },
+        ..Family::BASE
+    },
     DEEPSEEK_4,
 ];
+
+const HY4: OwnNames = &[
+    ("output_gate", "", "self_attn.linear_gate.weight"),
+    ("sinks", "", "self_attn.learnable_sink_param"),
+    ("attention_streams_mix", "", "hc_attn_layer.hc_pre.hc_fn"),
+    ("attention_streams_base", "", "hc_attn_layer.hc_pre.hc_base"),
+    ("attention_streams_scale", "", "hc_attn_layer.hc_pre.hc_scale"),
+    ("feed_forward_streams_mix", "", "hc_mlp_layer.hc_pre.hc_fn"),
+    ("feed_forward_streams_base", "", "hc_mlp_layer.hc_pre.hc_base"),
+    ("feed_forward_streams_scale", "", "hc_mlp_layer.hc_pre.hc_scale"),
+    ("streams_end_mix", "", "model.hc_head.hc_head_fn"),
+    ("streams_end_base", "", "model.hc_head.hc_head_base"),
+    ("streams_end_scale", "", "model.hc_head.hc_head_scale"),
+];
+
+const KIMI_K3: OwnNames = &[("delta_g", "ssm_g.weight", ""), ("delta_o", "attn_output.weight", "")];
 
 const BAILING: OwnNames = &[
     ("embedding", "", "word_embeddings.weight"),

@@ -203,7 +203,7 @@ impl CpuBackend {
         if let Some(gate) = gate {
             self.cpu.multiply_columns(x, &gate.keep);
         }
-        self.scratch.streams.add(&self.cpu, step.architecture, x, out);
+        self.scratch.streams.add(&self.cpu, step.architecture, step.banked_stream(block), x, out);
         if scale != 1.0 {
             self.cpu.scale_in_place(x, scale);
         }
@@ -437,6 +437,7 @@ impl Backend for CpuBackend {
             architecture: step.architecture,
             rows: scratch.rows.of(step),
             have_output: true,
+            filled: step.filled_streams(step.layer, block == NextBlock::FeedForward),
         };
         let x = &scratch.x[..step.count * step.architecture.stream_width()];
         let normed = &mut scratch.normed[..step.count * step.architecture.hidden];
@@ -503,6 +504,8 @@ impl Backend for CpuBackend {
             architecture: step.architecture,
             rows: scratch.rows.of(step),
             have_output: false,
+            // The stream is the one before the layer.
+            filled: step.filled_streams(step.layer, false),
         };
         let early = &early[..count * step.architecture.stream_width()];
         input.write(cpu, &mut scratch.streams, early, &of, normed);

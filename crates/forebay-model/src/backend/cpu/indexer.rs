@@ -79,6 +79,10 @@ impl IndexerScratch {
         }
         let (pools, lists) = (of.pools(), of.lists());
         let chosen = &mut self.chosen[..step.count * lists * pools.most];
+        if !of.own {
+            // The lists are those of the last layer that chose, for the same rows.
+            return Some(ChosenKeys { lists: chosen, lists_of_row: lists, pools });
+        }
         let q = &self.q[..step.count * of.heads * of.head_dim];
         let weights = of.has_weights().then(|| &self.weights[..step.count * of.heads]);
         let what = KeyChoice {
@@ -101,7 +105,7 @@ impl IndexerScratch {
         step: &Step<'_>,
         (table, run, first): (&[u32], &Run, usize),
     ) {
-        let Some(of) = step.attention().indexer.as_ref() else { return };
+        let Some(of) = step.attention().indexer.as_ref().filter(|of| of.own) else { return };
         let (layer, dim, width) = (index_layer(step), of.head_dim, of.key_width());
         let own = first * dim..(first + run.count) * dim;
         if width == dim {
@@ -154,7 +158,7 @@ pub(super) fn index_layer(step: &Step<'_>) -> usize {
 pub(super) fn index_layers(architecture: &Architecture, layers: &[KvLayer]) -> Vec<KvLayer> {
     let of_layer = |(layer, of): (usize, &KvLayer)| {
         let own = architecture.attention_of(layer).indexer.as_ref();
-        let own = own.filter(|_| architecture.kv_group(layer).is_some());
+        let own = own.filter(|of| of.own && architecture.kv_group(layer).is_some());
         let (kv_heads, dim) = own.map_or((0, 0), |own| (1, own.key_width()));
         let shape = KvShape { kv_heads, head_dim_k: dim, head_dim_v: dim, values_in_keys: true };
         KvLayer::new(shape, of.group)

@@ -55,6 +55,7 @@ impl CpuBackend {
             architecture: step.architecture,
             rows: scratch.rows.of(step),
             have_output: false,
+            filled: step.filled_streams(next.layer, false),
         };
         let x = &scratch.x[..step.architecture.stream_width()];
         input.write(cpu, &mut scratch.streams, x, &of, normed);

@@ -31,6 +31,8 @@ pub struct StreamRows<'a> {
     /// True if the output of a block is added to the rows later, and false if they are collapsed for a prediction or behind the
     /// last layer.
     pub have_output: bool,
+    /// Number of streams that hold something ([`crate::arch::Streams::filled`]); 1 if there is one stream.
+    pub filled: usize,
 }
 
 impl StreamScratch {
@@ -78,6 +80,10 @@ impl StreamScratch {
                 factors.fill(1.0 / shape.count as f32);
                 cpu.collapse_streams(x, shape, factors, out);
             }
+            StreamWeights::Bank { scores } => {
+                let rule = (&scores[..], architecture.norm_epsilon);
+                cpu.mix_bank(x, shape, of.filled, rule, out);
+            }
             StreamWeights::Mixed { mix, base, scales } => {
                 let mix = matrix(mix);
                 input.prepare(cpu, x, count, shape.row(), &[mix.ty]);
@@ -114,9 +120,20 @@ impl StreamScratch {
         }
     }
 
-    /// Adds the output of the block whose input was collapsed last to the residual stream `x`.
-    pub fn add(&self, cpu: &Cpu, architecture: &Architecture, x: &mut [f32], out: &[f32]) {
+    /// Adds the output of the block whose input was collapsed last to the residual stream `x`. In a bank, the state before moves to
+    /// the stream `banked`, if it moves.
+    pub fn add(
+        &self,
+        cpu: &Cpu,
+        architecture: &Architecture,
+        banked: Option<usize>,
+        x: &mut [f32],
+        out: &[f32],
+    ) {
         let Some(shape) = architecture.stream_shape() else { return cpu.add_assign(x, out) };
+        if architecture.has_bank() {
+            return cpu.add_to_bank(x, shape, banked, out);
+        }
         let [of_row, ..] = architecture.stream_widths();
         let coefficients = &self.coefficients[..x.len() / shape.row() * of_row];
         cpu.add_to_streams(x, shape, coefficients, out);
@@ -173,6 +190,7 @@ pub fn collapse_at_end(
     let Some(weights) = &step.weights.streams_end else { return out.copy_from_slice(x) };
     let decode = step.decode.saturating_sub(from).min(count);
     let rows = numbers.split(decode, count);
-    let of = StreamRows { architecture: step.architecture, rows, have_output: false };
+    let filled = step.filled_streams(step.architecture.main_layers(), false);
+    let of = StreamRows { architecture: step.architecture, rows, have_output: false, filled };
     streams.collapse(cpu, weights, resident, x, &of, out);
 }

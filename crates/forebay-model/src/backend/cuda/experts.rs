@@ -24,7 +24,8 @@ impl CudaBackend {
         step: &Step<'_>,
         routing: Option<&mut [i32]>,
     ) -> Result<(), ModelError> {
-        let FeedForwardWeights::Experts { router, .. } = step.layer_weights().feed_forward else {
+        let FeedForwardWeights::Experts { router, latent, .. } = step.layer_weights().feed_forward
+        else {
             unreachable!("the caller looked at the weights");
         };
         let (gpu, at, experts) = (&self.gpu, self.at(), step.experts());
@@ -68,6 +69,11 @@ impl CudaBackend {
             gpu.route(&choice, logits, &outputs, step.count)?;
         }
         let input = self.expert_input(step);
+        if let Some([down, _]) = latent {
+            let product = self.product(step, down, at.expert_input);
+            self.products().dense(gpu, x, Rows::of(step), &[product])?;
+            self.products().changed(input);
+        }
         if experts.scaled_input {
             let hidden = step.architecture.hidden;
             gpu.take_factors(x, outputs.weights, input, step.count, hidden)?;
@@ -98,11 +104,11 @@ impl CudaBackend {
         }
     }
 
-    /// Returns the input of a layer's experts: the normed stream, its rows times the weights of their experts, or a norm of its
-    /// own.
+    /// Returns the input of a layer's experts: the normed stream, its rows times the weights of their experts, a norm of its own, or
+    /// a projection.
     fn expert_input(&self, step: &Step<'_>) -> DevicePtr<f32> {
         let (at, experts) = (self.at(), step.experts());
-        let is_own = experts.scaled_input || experts.own_norms;
+        let is_own = experts.scaled_input || experts.own_norms || experts.latent.is_some();
         self.float(if is_own { at.expert_input } else { at.normed })
     }
 
@@ -159,6 +165,34 @@ impl CudaBackend {
         Ok(Added::Rows(out))
     }
 
+    /// Norms the sum of the outputs of experts with a space of their own, and projects it back. Returns what the next norm adds.
+    fn add_projected(
+        &self,
+        step: &Step<'_>,
+        experts: ExpertOutputs,
+        back: PartMatrix,
+    ) -> Result<Added, ModelError> {
+        let (gpu, at, rows) = (&self.gpu, self.at(), step.count);
+        // The experts have taken their input.
+        let (sum, shared) = (self.float(at.expert_input), experts.shared);
+        gpu.fill(sum.cast(), 0, 4 * rows * back.cols)?;
+        let norm = self.layer_vectors(step).latent_norm.expect("sums of such outputs are normed");
+        let norm = Norm { width: back.cols, ..self.norm_of(step, norm) };
+        let added = Added::Experts(ExpertOutputs { shared: DevicePtr::null(), ..experts });
+        gpu.rms_norm(sum, added, &norm, Normed::plain(sum), rows, None)?;
+        self.products().changed(sum);
+        let product = self.product(step, back, at.block_out);
+        self.products().dense(gpu, sum, Rows::of(step), &[product])?;
+        if shared.is_null() {
+            return Ok(Added::Rows(product.out));
+        }
+        let width = step.architecture.hidden;
+        let plain = Norm { weight: DevicePtr::null(), width, epsilon: 0.0 };
+        let nowhere = Normed::plain(DevicePtr::null());
+        gpu.rms_norm(shared, Added::Rows(product.out), &plain, nowhere, rows, None)?;
+        Ok(Added::Rows(shared))
+    }
+
     /// Queues the sorting of the pairs of a row and an expert, for kernels that need it.
     fn sort_pairs(&self, step: &Step<'_>, ids: DevicePtr<u32>) -> Result<(), CudaError> {
         // The mat-vec kernels need no order. They compute the pairs of one expert together if there are several rows.
@@ -171,7 +205,8 @@ impl CudaBackend {
 
     /// Computes all products of a layer's experts. The next norm adds them up.
     pub(super) fn multiply_experts(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        let FeedForwardWeights::Experts { gate, up, down, .. } = step.layer_weights().feed_forward
+        let FeedForwardWeights::Experts { gate, up, down, latent, .. } =
+            step.layer_weights().feed_forward
         else {
             unreachable!("the caller looked at the weights");
         };
@@ -219,6 +254,7 @@ impl CudaBackend {
             false => sorted.row_of_pair,
         };
         let parts = self.float(at.outputs);
+        let hidden = experts.outer_width(step.architecture.hidden);
         let outputs = ExpertOutputs {
             parts,
             weights: self.float(at.expert_weights),
@@ -226,16 +262,11 @@ impl CudaBackend {
             bias: down_bias,
             ids: chosen,
             shared,
-            width: step.architecture.hidden,
+            width: hidden,
             k: experts.used,
         };
-        let rows = BatchRows {
-            normed: x,
-            outputs: parts,
-            tokens: step.count,
-            used: experts.used,
-            hidden: step.architecture.hidden,
-        };
+        let rows =
+            BatchRows { normed: x, outputs: parts, tokens: step.count, used: experts.used, hidden };
         let CudaBackend { gpu, plan, arena, source, lanes, chosen, .. } = self;
         let products = &lanes.current().products;
         let chosen = &chosen[..step.count * experts.used];
@@ -246,9 +277,10 @@ impl CudaBackend {
             products.gated_experts(gpu, gating, biases, x, &entries, pair)?;
             products.experts(gpu, inner, &entries, EntryRow::Own, &down)
         })?;
-        let added = match vectors.expert_norms {
-            Some(norms) => self.add_normed(step, outputs, norms)?,
-            None => Added::Experts(outputs),
+        let added = match (vectors.expert_norms, latent) {
+            (Some(norms), _) => self.add_normed(step, outputs, norms)?,
+            (None, Some([_, back])) => self.add_projected(step, outputs, back)?,
+            (None, None) => Added::Experts(outputs),
         };
         self.lanes.current_mut().outputs = Some(added);
         Ok(())

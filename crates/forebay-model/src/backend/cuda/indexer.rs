@@ -2,7 +2,6 @@
 
 use forebay_cuda::{
     ChosenKeys, DevicePtr, IndexerInputs, IndexerScores, KvLayer, KvLayerShape, PooledKeys,
-    Rotation,
 };
 
 use super::backend::CudaBackend;
@@ -50,7 +49,9 @@ impl CudaBackend {
 
     /// Queues the norms and rotations of the indexer's queries and keys, and the writes to the cache.
     pub(super) fn take_indexer_inputs(&self, step: &Step<'_>) -> Result<(), ModelError> {
-        let Some(of) = step.attention().indexer.as_ref() else { return Ok(()) };
+        let Some(of) = step.attention().indexer.as_ref().filter(|of| of.own) else {
+            return Ok(());
+        };
         let (at, vectors) = (self.at(), &self.layer_vectors(step).indexer);
         let vector = |index: Option<usize>| optional(self.vectors(), index);
         let gates = match of.key_width() > of.head_dim {
@@ -66,9 +67,7 @@ impl CudaBackend {
             bias: vector(vectors.bias),
             epsilon: step.architecture.norm_epsilon,
             layer_epsilon: INDEXER_NORM_EPSILON,
-            rotation: of
-                .rope
-                .map(|index| Rotation { rotary_from: 0, ..self.rotation(step, index) }),
+            rotation: of.rope.map(|index| self.rotation(step, index)),
             pooled: of.pooled().map(|_| PooledKeys { gate_bias: vector(vectors.gate_bias) }),
         };
         let layer = self.plan.kv.index_layer(step.layer, &self.kv_layer(step));
@@ -79,7 +78,9 @@ impl CudaBackend {
 
     /// Queues the choice of keys, if the layer has an indexer. `layer` is the cache that attention reads.
     pub(super) fn choose_keys(&self, step: &Step<'_>, layer: &KvLayer) -> Result<(), ModelError> {
-        let Some(of) = step.attention().indexer.as_ref() else { return Ok(()) };
+        let Some(of) = step.attention().indexer.as_ref().filter(|of| of.own) else {
+            return Ok(());
+        };
         let at = self.at().indexer;
         let inputs = IndexerScores {
             q: self.float(at.q),
@@ -93,7 +94,7 @@ impl CudaBackend {
         Ok(self.gpu.choose_keys(&shape, &inputs, &layer, &self.pass_rows(step), lists)?)
     }
 
-    /// Returns the choice of the layer's indexer, if it has one.
+    /// Returns the choice of the layer's indexer, or that of a layer before it, if it attends to chosen keys.
     pub(super) fn chosen_keys(&self, step: &Step<'_>) -> Option<ChosenKeys> {
         let at = self.at().indexer;
         step.attention().indexer.as_ref().map(|of| ChosenKeys {

@@ -106,7 +106,7 @@ mod tests {
     fn one_head_that_chooses_blocks_scores_like_several() {
         for heads in [1, 4] {
             let rule = IndexerRule::Blocks { length: 8, before: 0 };
-            let of = arch::Indexer { heads, head_dim: 32, top_k: 3, rope: None, rule };
+            let of = arch::Indexer { heads, head_dim: 32, top_k: 3, rope: None, rule, own: true };
             assert!(indexer_shape(&of, pools(&of, 64)).by_head);
         }
     }

@@ -18,7 +18,7 @@ use super::shared_keys_layout::{self, SharedKeyLayout};
 use super::stream_layout::StreamLayout;
 use crate::ModelError;
 use crate::arch::{
-    Architecture, Attention, Latent, MTP_ROWS_MAX, NormLayout, OutputGate, Recurrent,
+    Architecture, Attention, Experts, Latent, MTP_ROWS_MAX, NormLayout, OutputGate, Recurrent,
 };
 use crate::sharing::{ALIGNMENT, SubLayerPlan};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights, distinct};
@@ -306,7 +306,8 @@ pub struct ActivationLayout {
     /// Copy of the residual stream of a pass that is paused; nothing if there is one sequence only.
     pub paused: u64,
     pub normed: u64,
-    /// Inputs of experts `[batch, hidden]`, if they are scaled or have a norm of their own.
+    /// Inputs of experts `[batch, hidden]`, if they are scaled or have a norm or a length of their own. Rows of such a length are
+    /// not longer than the usual ones.
     pub expert_input: u64,
     /// Inputs of routers `[batch, hidden]`, if they have a norm of their own.
     pub router_input: u64,
@@ -405,7 +406,8 @@ impl ActivationLayout {
         // One row of each sequence, and those of a proposal's check.
         let checked = architecture.mtp.map_or(1, |_| MTP_ROWS_MAX);
         let decode_rows = few.min(cache.sequences.max(checked));
-        let own_inputs = architecture.expert_layers().any(|of| of.scaled_input || of.own_norms);
+        let has_own_input = |of: &Experts| of.scaled_input || of.own_norms || of.latent.is_some();
+        let own_inputs = architecture.expert_layers().any(has_own_input);
         // Groups of heads have matrices of their own, too.
         let groups = architecture.most_of_shared(|shared| shared.output_groups);
         let heads_of_latent = architecture.latent().map_or(groups, |(_, heads)| heads);

@@ -445,7 +445,7 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
         return Err(ModelError::NotOnGpu { what });
     }
     if let Some(shape) = architecture.stream_shape()
-        && (shape.count != STREAMS || !shape.width.is_multiple_of(4))
+        && (shape.count != STREAMS && !architecture.has_bank() || !shape.width.is_multiple_of(4))
     {
         let what = format!("{} residual streams of {} elements", shape.count, shape.width);
         return Err(ModelError::NotOnGpu { what });

@@ -126,8 +126,10 @@ impl CudaPlan {
         if let Some(recurrent) = &architecture.recurrent {
             modules.push(device_shape(recurrent).module());
         }
-        if architecture.streams.is_some() {
-            modules.push("streams");
+        match architecture.has_bank() {
+            true => modules.push("bank"),
+            false if architecture.streams.is_some() => modules.push("streams"),
+            false => {}
         }
         if architecture.ngrams.is_some() {
             modules.push("ngrams");

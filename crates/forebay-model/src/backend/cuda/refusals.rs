@@ -2,7 +2,7 @@
 
 use forebay_compute::Growth;
 
-use crate::arch::{Architecture, Experts};
+use crate::arch::{Architecture, Experts, LatentNorm};
 
 /// Returns the first part of a model that has no kernels, if there is one.
 pub fn parts_without_kernels(architecture: &Architecture) -> Option<&'static str> {
@@ -17,9 +17,13 @@ pub fn parts_without_kernels(architecture: &Architecture) -> Option<&'static str
         (architecture.residual_gates.is_some(), "gates of the residual stream"),
         (architecture.attentions.iter().any(|of| of.output_norm), "norms of attention's outputs"),
         (has(|of| of.always > 0), "shared experts that the router scores"),
-        (has(|of| of.latent.is_some()), "experts with a space of their own"),
+        (has(takes_normed_input), "experts that take normed inputs in a space of their own"),
         (has(|of| of.output_norms), "norms of every expert's output"),
         (has(|of| of.logit_scale != 1.0), "routers whose logits have a factor"),
     ];
     parts.into_iter().find(|(has, _)| *has).map(|(_, what)| what)
+}
+
+fn takes_normed_input(experts: &Experts) -> bool {
+    experts.latent.is_some_and(|of| of.norm == LatentNorm::Before)
 }

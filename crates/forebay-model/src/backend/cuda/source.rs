@@ -71,6 +71,9 @@ impl WeightSource {
                 let sizes = (batch, DECODE_ROWS, architecture.experts_per_token());
                 let of = weights.layers.iter().find_map(expert_matrices);
                 let of = of.expect("a model with slots for experts has some");
+                // A graph that gives up waiting overwrites choices that later layers would take when the pass goes on.
+                let gives_up = on.gpu.host_wait_bound().is_some();
+                let captures = captures && !(gives_up && architecture.shares_choices());
                 let serves = captures.then(|| architecture.main_layers());
                 let cache = ExpertCache::new(on, host, sizes, &of, serves)?;
                 Ok(WeightSource::ExpertCache(Box::new(cache)))

@@ -1,7 +1,8 @@
 //! Residual streams beside each other: inputs of blocks, and sums with their outputs.
 
 use forebay_cuda::{
-    Added, DevicePtr, Norm, Normed, StreamCoefficients, StreamFactors, StreamMixing, StreamRows,
+    Added, BankRows, DevicePtr, Norm, Normed, StreamCoefficients, StreamFactors, StreamMixing,
+    StreamRows,
 };
 use forebay_format::TensorType;
 
@@ -20,6 +21,12 @@ impl CudaBackend {
         StreamRows { x, rows: step.count, width }
     }
 
+    /// Returns the rows of a step with their bank of earlier states.
+    fn bank_rows(&self, step: &Step<'_>) -> BankRows {
+        let StreamRows { x, rows, width } = self.stream_rows(step);
+        BankRows { x, rows, streams: step.architecture.stream_width() / width, width }
+    }
+
     /// Queues the embeddings of the rows' tokens for all streams.
     pub(super) fn embed_streams(&self, step: &Step<'_>) -> Result<(), ModelError> {
         // Nothing has been computed yet, so the buffer for outputs of blocks is free.
@@ -27,6 +34,9 @@ impl CudaBackend {
         self.embed(step, at)?;
         self.products().changed(self.float(at));
         self.products().changed(self.float(self.at().x));
+        if step.architecture.has_bank() {
+            return Ok(self.gpu.begin_bank(self.float(at), &self.bank_rows(step))?);
+        }
         Ok(self.gpu.spread_streams(self.float(at), &self.stream_rows(step))?)
     }
 
@@ -46,12 +56,14 @@ impl CudaBackend {
         let weight = match block {
             NextBlock::Attention => {
                 let of = step.layer_weights().attention_streams.as_ref();
-                self.collapse_for_block(step, of, self.layer_vectors(step).attention_streams)?;
+                let vectors = self.layer_vectors(step).attention_streams;
+                self.collapse_for_block(step, block, of, vectors)?;
                 self.layer_vectors(step).attention_norm
             }
             NextBlock::FeedForward => {
                 let of = step.layer_weights().feed_forward_streams.as_ref();
-                self.collapse_for_block(step, of, self.layer_vectors(step).feed_forward_streams)?;
+                let vectors = self.layer_vectors(step).feed_forward_streams;
+                self.collapse_for_block(step, block, of, vectors)?;
                 self.layer_vectors(step).feed_forward_norm
             }
             NextBlock::Head => {
@@ -84,34 +96,43 @@ impl CudaBackend {
     ) -> Result<(), ModelError> {
         let usual = Added::Rows(self.float(self.at().block_out));
         let added = self.lanes.current_mut().outputs.take().unwrap_or(usual);
-        let coefficients = self.float(self.at().streams.coefficients);
-        let coefficients = match streams.rule {
-            StreamRule::Mixed { .. } => StreamCoefficients::Mixed(coefficients),
-            StreamRule::Gated { .. } => StreamCoefficients::Gated(coefficients),
-        };
         let (layer, is_mixer) = step.added(block);
         let flag = self.finite_flag(2 * layer + usize::from(!is_mixer), 0);
         let rows = self.stream_rows(step);
         self.products().changed(rows.x);
+        let coefficients = self.float(self.at().streams.coefficients);
+        let coefficients = match streams.rule {
+            StreamRule::Mixed { .. } => StreamCoefficients::Mixed(coefficients),
+            StreamRule::Gated { .. } => StreamCoefficients::Gated(coefficients),
+            StreamRule::Independent { .. } => StreamCoefficients::Independent(coefficients),
+            StreamRule::Bank { .. } => {
+                let (rows, place) = (self.bank_rows(step), step.banked_stream(block));
+                return Ok(self.gpu.add_to_bank(&rows, added, place, Some(flag))?);
+            }
+        };
         Ok(self.gpu.add_to_streams(&rows, added, coefficients, Some(flag))?)
     }
 
     fn collapse_for_block(
         &self,
         step: &Step<'_>,
+        block: NextBlock,
         weights: Option<&StreamWeights<PartMatrix>>,
         vectors: Option<StreamVectors>,
     ) -> Result<(), ModelError> {
         let weights = weights.expect("every block collapses the streams");
         let vectors = vectors.expect("every block collapses the streams");
-        self.collapse(step, weights, &vectors, |matrix, _, out| self.product(step, *matrix, out))
+        let filled = step.filled_streams(step.layer, block == NextBlock::FeedForward);
+        let of = (&vectors, filled);
+        self.collapse(step, weights, of, |matrix, _, out| self.product(step, *matrix, out))
     }
 
     /// Queues the sum of the streams behind the last layer.
     fn collapse_at_end(&self, step: &Step<'_>) -> Result<(), ModelError> {
         let weights = step.weights.streams_end.as_ref().expect("there are several streams");
         let vectors = self.plan.vectors.streams_end.expect("there are several streams");
-        self.collapse(step, weights, &vectors, |matrix, number, out| {
+        let filled = step.filled_streams(step.architecture.main_layers(), false);
+        self.collapse(step, weights, (&vectors, filled), |matrix, number, out| {
             let (rows, cols) = (matrix.rows, matrix.cols);
             let matrix = PartMatrix { part: 0, ty: TensorType::F32, rows, cols };
             let data = self.vectors().offset(vectors.matrices[number]).cast();
@@ -119,13 +140,13 @@ impl CudaBackend {
         })
     }
 
-    /// Queues the input of a block, without its norm. `product` returns the product with a matrix, given with its number among
-    /// those of the weights.
+    /// Queues the input of a block, without its norm, from the streams that hold something, of which there are `filled`. `product`
+    /// returns the product with a matrix, given with its number among those of the weights.
     fn collapse<M>(
         &self,
         step: &Step<'_>,
         weights: &StreamWeights<M>,
-        vectors: &StreamVectors,
+        (vectors, filled): (&StreamVectors, usize),
         product: impl Fn(&M, usize, u64) -> Product,
     ) -> Result<(), ModelError> {
         let (gpu, at, products, of_step) = (&self.gpu, self.at(), self.products(), Rows::of(step));
@@ -134,6 +155,10 @@ impl CudaBackend {
         products.changed(to);
         match weights {
             StreamWeights::Mean => gpu.collapse_streams(&rows, StreamFactors::Mean, to)?,
+            StreamWeights::Bank { .. } => {
+                let rule = (vector(vectors.scores), step.architecture.norm_epsilon);
+                gpu.mix_bank(&self.bank_rows(step), filled, rule, to)?;
+            }
             StreamWeights::Mixed { mix, base, scales } => {
                 let mix = product(mix, 0, at.streams.coefficients);
                 products.dense(gpu, rows.x, of_step, &[mix])?;
@@ -146,6 +171,7 @@ impl CudaBackend {
                     base: vector(vectors.base),
                     iterations: mixing.iterations,
                     epsilon: mixing.epsilon,
+                    outputs: mixing.outputs,
                     norm_epsilon: mixing.norm_epsilon,
                 });
                 gpu.collapse_streams(&rows, factors, to)?;

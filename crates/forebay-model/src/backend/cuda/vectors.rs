@@ -62,6 +62,8 @@ pub struct LayerVectors {
     pub expert_scales: Option<usize>,
     /// Norms of a layer whose router and experts have norms of their own. It has no [`LayerVectors::feed_forward_post_norm`].
     pub expert_norms: Option<ExpertNormVectors>,
+    /// Norm in the space of the experts, if they have one.
+    pub latent_norm: Option<usize>,
     /// Vectors of a layer that adds embeddings of n-grams.
     pub ngrams: Option<NGramVectors>,
     /// Norms of the use of the tokens' embeddings for the layer.
@@ -82,6 +84,8 @@ pub struct StreamVectors {
     pub base: Option<usize>,
     pub scales: Option<usize>,
     pub norm: Option<usize>,
+    /// Weights that choose among the streams of a bank.
+    pub scores: Option<usize>,
     /// The first matrices in f32, if no block has them.
     pub matrices: [usize; 2],
 }
@@ -236,6 +240,7 @@ impl Vectors {
             });
             of.shared_scale = self.optional(&vectors.shared_scale);
             of.expert_scales = self.optional(&vectors.scales);
+            of.latent_norm = self.optional(&vectors.latent_norm);
             if let Some(norms) = &vectors.norms {
                 of.expert_norms = Some(ExpertNormVectors {
                     router: self.append(&norms.router),
@@ -282,6 +287,9 @@ impl Vectors {
         let none = StreamVectors::default();
         match weights {
             StreamWeights::Mean => none,
+            StreamWeights::Bank { scores } => {
+                StreamVectors { scores: Some(self.append(scores)), ..none }
+            }
             StreamWeights::Mixed { base, scales, .. } => StreamVectors {
                 base: Some(self.append(base)),
                 scales: Some(self.append(scales)),
