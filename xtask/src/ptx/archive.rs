@@ -14,8 +14,8 @@ use sha2::{Digest, Sha256};
 use super::manifest::Module;
 
 const LEVEL: i32 = 19;
-/// A base and a module must fit into the window of 2 MiB together, so that a frame can refer to all of the base.
-const WINDOW_LOG: u32 = 21;
+/// A base and a module must fit into the window of 4 MiB together, so that a frame can refer to all of the base.
+const WINDOW_LOG: u32 = 22;
 
 const HEADER: &str = "\
 # Written by `cargo xtask ptx`, one line per module in the order of their frames in ptx.zst: name, architecture, SHA-256 of the
