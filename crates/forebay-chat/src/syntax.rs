@@ -62,6 +62,9 @@ impl ThinkMarks {
             || has_token("<think>") && has_token("</think>")
         {
             Some(if is_hunyuan(source) { ThinkMarks::Answer } else { ThinkMarks::Tags })
+        } else if suffixed.is_some() && source.contains("think") {
+            // The template puts its marks together.
+            Some(ThinkMarks::Tags)
         } else {
             None
         }

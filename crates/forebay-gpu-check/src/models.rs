@@ -81,30 +81,7 @@ const CPU_ONLY: &[&str] = &["gguf/qwen4_exp_k", "models/muse_spark", "models/ink
 /// # Errors
 /// Returns an error if the folder contains no fixtures.
 pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
-    let mut models = Vec::new();
-    for name in HUGGING_FACE {
-        let folders = ["models", "formulas"].map(|kind| fixtures.join(kind).join(name));
-        if let Some(folder) = folders.into_iter().find(|folder| folder.exists()) {
-            models.push(Model {
-                name: format!("models/{name}"),
-                prompts: folder.join("reference.json"),
-                references: folder.join("reference.safetensors"),
-                path: folder,
-                short: vec![format!("{}.short.logits", references_of(name))],
-                long: vec![format!("{}.long.logits_last8", references_of(name))],
-                predicted: "mtp.short.logits".into(),
-                float: !ROUNDING.contains(name),
-                exact_limits: Limits::EXACT,
-                long_limits: Some(Limits::EXACT),
-                float_limits: match *name {
-                    // A cache in f16 moves llama.cpp's logits as far (`kv_f16_vs_kv_f32` of the GGUF fixture): a row sees 8 keys.
-                    "hy_v4" => Limits { max_abs: 2.0, kl: 1e-2, gap: 0.5, ..Limits::FLOAT },
-                    _ => Limits::FLOAT,
-                },
-                rounded: rounded(name),
-            });
-        }
-    }
+    let mut models = folder_models(fixtures);
     for name in GGUF {
         models.extend(gguf_models(fixtures, name));
     }
@@ -205,6 +182,34 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
     checks.push(Check::new("model split synthetic", move |_| crate::split::check_deeper(ordinal)));
     checks.push(Check::new("model mtp", move |_| crate::mtp::check(ordinal)));
     Ok(checks)
+}
+
+fn folder_models(fixtures: &Path) -> Vec<Model> {
+    let mut models = Vec::new();
+    for name in HUGGING_FACE {
+        let folders = ["models", "formulas"].map(|kind| fixtures.join(kind).join(name));
+        if let Some(folder) = folders.into_iter().find(|folder| folder.exists()) {
+            models.push(Model {
+                name: format!("models/{name}"),
+                prompts: folder.join("reference.json"),
+                references: folder.join("reference.safetensors"),
+                path: folder,
+                short: vec![format!("{}.short.logits", references_of(name))],
+                long: vec![format!("{}.long.logits_last8", references_of(name))],
+                predicted: "mtp.short.logits".into(),
+                float: !ROUNDING.contains(name),
+                exact_limits: Limits::EXACT,
+                long_limits: Some(Limits::EXACT),
+                float_limits: match *name {
+                    // A cache in f16 moves llama.cpp's logits as far (`kv_f16_vs_kv_f32` of the GGUF fixture): a row sees 8 keys.
+                    "hy_v4" => Limits { max_abs: 2.0, kl: 1e-2, gap: 0.5, ..Limits::FLOAT },
+                    _ => Limits::FLOAT,
+                },
+                rounded: rounded(name),
+            });
+        }
+    }
+    models
 }
 
 fn gguf_models(fixtures: &Path, name: &str) -> Vec<Model> {

@@ -5,12 +5,14 @@ use serde_json::Value;
 use super::writer::{Form, Tool, Writer, is_text, quoted, texts};
 use crate::{DsmlNames, SuffixedMarks};
 
+/// Returns the text before a value, for its name and the kind of its type.
+type KeyText = Box<dyn Fn(&str, &str) -> String>;
+
 /// Text around the parameters of a call.
 struct Around {
     open: String,
     close: String,
-    /// Text before a value, for its name and the kind of its type.
-    key: Box<dyn Fn(&str, &str) -> String>,
+    key: KeyText,
     /// Text behind each value.
     value_end: String,
 }

@@ -76,7 +76,7 @@ fn marks_of_every_answer() {
     check(
         SOLAR,
         &format!("<|think|><|end|>{begin}"),
-        &format!("<|content|>Yes <|begin|>x.<|end|>"),
+        "<|content|>Yes <|begin|>x.<|end|>",
         &want(None, "Yes <|begin|>x."),
     );
     for other in ["f", "a<|tool_call:name|>f", "a<|tool_call:name|>two words<|tool_call:args|>{}"] {

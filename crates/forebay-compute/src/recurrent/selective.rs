@@ -86,9 +86,10 @@ impl Cpu {
                 // SAFETY: each task has another run or other values, and no states overlap (`check_places`).
                 let state = unsafe { states.piece(place(run.to), LANES * key_dim) };
                 match run.from {
-                    // SAFETY: as above. No other task has this run and these values.
                     Some(from) => {
-                        state.copy_from_slice(unsafe { states.piece(place(from), LANES * key_dim) })
+                        // SAFETY: as above. No other task has this run and these values.
+                        let from = unsafe { states.piece(place(from), LANES * key_dim) };
+                        state.copy_from_slice(from);
                     }
                     None => state.fill(0.0),
                 }

@@ -66,7 +66,7 @@ fn over_layers(
         Layer::together(mamba(1, 5, 128, 64)),
         Layer::together(DeltaShape { norm_width: 96, ..mamba(1, 6, 64, 32) }),
         Layer::together(mamba(2, 2, 256, 8)),
-        Layer::together(DeltaShape { norm_width: 0, ..mamba(2, 4, 64, 24) }),
+        Layer::together(DeltaShape { norm_width: 0, ..mamba(2, 4, 64, 32) }),
         Layer::selective(136, 16, 4),
         Layer::selective(24, 8, 2),
         Layer::selective(40, 72, 3),

@@ -54,6 +54,10 @@ pub(super) fn of_gguf(keys: &Keys<'_>, family: &Family) -> Result<(NormForm, f32
     let (of_squares, of_layers) = (of_squares?, of_layers?);
     let is_other = family.name == "cohere2moe" && of_layers.is_none();
     let form = if is_other { NormForm::RootMeanSquare } else { family.layers.norm_form };
+    if let (NormForm::Layer, Some(squares), Some(layers)) = (form, of_squares, of_layers) {
+        let expected = "forebay knows one epsilon, that of layer norms";
+        check(GGUF_EPSILONS[0], squares, squares == layers, expected)?;
+    }
     let (epsilon, key) = match form {
         NormForm::RootMeanSquare => (of_squares.or(of_layers), GGUF_EPSILONS[0]),
         NormForm::Layer => (of_layers.or(of_squares), GGUF_EPSILONS[1]),

@@ -80,6 +80,41 @@ impl Architecture {
         let fits = self.layers.iter().all(|layer| layer.rope.is_none_or(|rope| rope < ropes));
         check("rotations", ropes, fits, "every layer's rotation must be described")?;
         self.attention_layers().try_for_each(|layer| self.validate_rotation(layer))?;
+        self.validate_temperature()?;
+        self.attention_layers().try_for_each(|layer| self.validate_keys(layer))?;
+        if let Some(of) = self.layer_embeddings {
+            check_size("width of a layer's embeddings", of.width)?;
+            check_size(
+                "width of all layers' embeddings",
+                of.width.saturating_mul(self.layers.len()),
+            )?;
+        }
+        self.validate_gatings()?;
+        if let Some(of) = &self.ngrams {
+            of.validate(self.layers.len())?;
+            let fits = of.layers.iter().all(|layer| self.layers[*layer].mixer != Mixer::None);
+            let given = format!("{:?}", of.layers);
+            let expected = "they need attention or a recurrence";
+            check("layers with n-grams", given, fits, expected)?;
+            let fits = self.hidden.is_multiple_of(8);
+            check("hidden size", self.hidden, fits, "n-grams need a multiple of 8")?;
+            let fits = (of.separator as usize) < self.vocabulary;
+            check("eos_token_id", of.separator, fits, "n-grams need a token of the vocabulary")?;
+        }
+        self.validate_gates_and_convolutions()?;
+        self.validate_indexers()?;
+        let whole = self.kv_groups().iter().filter(|group| group.window.is_none()).count();
+        let expected = "forebay keeps keys and values of one shape in layers without a window";
+        check("shapes of attention without a window", whole, whole <= 1, expected)?;
+        self.validate_streams()?;
+        self.validate_norms()?;
+        self.validate_shared_keys()?;
+        self.validate_mtp()?;
+        self.layers.iter().try_for_each(|layer| layer.validate(self.hidden))
+    }
+
+    /// Checks the factor of queries that grows with the position.
+    fn validate_temperature(&self) -> Result<(), ModelError> {
         if let Some(Temperature { rate, step, .. }) = self.temperature {
             let rate_fits = rate.is_finite() && rate >= 0.0;
             check("rate of the temperature", rate, rate_fits, "it must not be negative")?;
@@ -102,14 +137,11 @@ impl Architecture {
                 "the queries must have no biases and no norm weights",
             )?;
         }
-        self.attention_layers().try_for_each(|layer| self.validate_keys(layer))?;
-        if let Some(of) = self.layer_embeddings {
-            check_size("width of a layer's embeddings", of.width)?;
-            check_size(
-                "width of all layers' embeddings",
-                of.width.saturating_mul(self.layers.len()),
-            )?;
-        }
+        Ok(())
+    }
+
+    /// Checks the limits of gates.
+    fn validate_gatings(&self) -> Result<(), ModelError> {
         let own = (0..self.layers.len()).map(|layer| self.gatings_of(layer));
         for gating in own.flat_map(|of| [of.experts, of.others]) {
             let limits = match gating {
@@ -128,27 +160,7 @@ impl Architecture {
                 check("limit of gate and up", limit, fits, "it must be positive")?;
             }
         }
-        if let Some(of) = &self.ngrams {
-            of.validate(self.layers.len())?;
-            let fits = of.layers.iter().all(|layer| self.layers[*layer].mixer != Mixer::None);
-            let given = format!("{:?}", of.layers);
-            let expected = "they need attention or a recurrence";
-            check("layers with n-grams", given, fits, expected)?;
-            let fits = self.hidden.is_multiple_of(8);
-            check("hidden size", self.hidden, fits, "n-grams need a multiple of 8")?;
-            let fits = (of.separator as usize) < self.vocabulary;
-            check("eos_token_id", of.separator, fits, "n-grams need a token of the vocabulary")?;
-        }
-        self.validate_gates_and_convolutions()?;
-        self.validate_indexers()?;
-        let whole = self.kv_groups().iter().filter(|group| group.window.is_none()).count();
-        let expected = "forebay keeps keys and values of one shape in layers without a window";
-        check("shapes of attention without a window", whole, whole <= 1, expected)?;
-        self.validate_streams()?;
-        self.validate_norms()?;
-        self.validate_shared_keys()?;
-        self.validate_mtp()?;
-        self.layers.iter().try_for_each(|layer| layer.validate(self.hidden))
+        Ok(())
     }
 
     /// Checks gates of the residual stream and short convolutions.

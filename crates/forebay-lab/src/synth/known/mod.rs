@@ -172,7 +172,7 @@ const HUNYUAN_A13B: Shape = Shape {
 };
 
 /// All shapes, the most used first.
-pub const SHAPES: [Shape; 45] = [
+pub static SHAPES: [Shape; 45] = [
     QWEN3_MOE_30B,
     LLAMA_1B,
     Shape { name: "llama-8b", ..LLAMA },

@@ -385,6 +385,22 @@ pub struct ActivationLayout {
     lane: LaneScratch,
 }
 
+/// Returns the scratch memory of attention, which all shapes of it share.
+fn attention_scratch(
+    multiprocessors: u32,
+    architecture: &Architecture,
+    cache: &KvSize,
+    [decode_rows, batch]: [usize; 2],
+) -> AttentionScratchSize {
+    let of_shape = |of: &Attention| {
+        let shape = cache.shape(of);
+        AttentionScratchSize::of(multiprocessors, &shape, of.heads, decode_rows, batch)
+            .max(shared_keys_layout::scratch(of, decode_rows))
+    };
+    let sizes = architecture.attentions.iter().map(of_shape);
+    sizes.fold(AttentionScratchSize::default(), AttentionScratchSize::max)
+}
+
 impl ActivationLayout {
     /// Returns the bytes of all buffers and of the address tables, which have memory of their own.
     pub fn bytes(&self) -> u64 {
@@ -413,14 +429,8 @@ impl ActivationLayout {
         let heads_of_latent = architecture.latent().map_or(groups, |(_, heads)| heads);
         let width = Widths::of(architecture);
         let (used, experts) = (width.used, width.experts);
-        let attention_size = |of: &Attention| {
-            let shape = cache.shape(of);
-            AttentionScratchSize::of(multiprocessors, &shape, of.heads, decode_rows, batch)
-                .max(shared_keys_layout::scratch(of, decode_rows))
-        };
-        let attention_size = architecture.attentions.iter().map(attention_size);
         let attention_size =
-            attention_size.fold(AttentionScratchSize::default(), AttentionScratchSize::max);
+            attention_scratch(multiprocessors, architecture, cache, [decode_rows, batch]);
         let exchange_layout = ExchangeLayout::new(architecture, cache, batch, decode_rows);
         let top_k = TopK { rows: decode_rows, vocabulary: architecture.vocabulary, k: TOP_K_MAX };
         let mut words = |count: usize| layout.take(4 * count as u64);
