@@ -389,7 +389,6 @@ fn texts() -> impl Strategy<Value = String> {
         "</",
         "</par",
         "</arg",
-        "</arg_value>",
         "&quot;",
         "<|close|>",
         "<|",

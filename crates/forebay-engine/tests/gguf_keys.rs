@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_format::{Array, Value};
 use forebay_model::Architecture;
+use forebay_model::arch::NormLayout;
 use gguf_file::{GgufFile, words};
 
 /// Returns the GGUF files of all sets of fixtures, one of each model.
@@ -126,6 +127,12 @@ fn is_idle(key: &str, file: &GgufFile, described: &Architecture) -> bool {
     let is_yarn = text("rope.scaling.type") == "yarn" && rotates;
     let windows = has("attention.sliding_window");
     match key {
+        // Keys of these have the length of `key_length`.
+        "attention.key_length_mla" | "attention.value_length_mla" => {
+            ["minicpm3", "plm"].contains(&architecture)
+        }
+        // The family says the same.
+        "use_parallel_residual" => described.norms == NormLayout::Parallel,
         // They are numbers of YaRN, or nothing is scaled.
         "rope.scaling.yarn_beta_fast" | "rope.scaling.yarn_beta_slow" => !is_yarn,
         "rope.scaling.original_context_length" | "rope.scaling.yarn_log_multiplier" => !is_yarn,

@@ -294,8 +294,9 @@ impl Attention {
             check(key, factor, factor.is_finite() && factor > 0.0, "it must be positive")?;
         }
         if let Some(of) = self.relative {
-            let size = of.rank.saturating_mul(of.extent.max(self.heads));
-            check_size("biases by distance", size)?;
+            for of_each in [of.extent, self.heads] {
+                check_size("biases by distance", of.rank.saturating_mul(of_each))?;
+            }
             let plain = self.latent.is_none() && self.shared.is_none() && self.indexer.is_none();
             let expected = "forebay knows them in attention to all keys of a window";
             check("biases by distance", "present", plain, expected)?;
