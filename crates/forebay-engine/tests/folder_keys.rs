@@ -63,11 +63,27 @@ fn write_config(folder: &Path, config: &Value) {
 /// Returns true if a tensor is the output projection or a part of it.
 fn is_head(name: &str) -> bool {
     let name = name.strip_prefix("language_model.").unwrap_or(name);
-    name.starts_with("lm_head.") || name.starts_with("head.")
+    name.starts_with("lm_head.") || name.starts_with("head.") || name.ends_with("unembed.weight")
 }
 
 /// Families whose configuration class in transformers ties by default.
-const TIES: [&str; 6] = ["gemma2", "gemma3", "gemma4", "ernie4_5-moe", "lfm2", "lfm2moe"];
+const TIES: [&str; 15] = [
+    "gemma2",
+    "gemma3",
+    "gemma4",
+    "gemma",
+    "ernie4_5",
+    "ernie4_5-moe",
+    "lfm2",
+    "lfm2moe",
+    "command-r",
+    "cohere2",
+    "cohere2moe",
+    "starcoder2",
+    "youtu",
+    "granite_swa",
+    "minicpm3",
+];
 
 #[test]
 fn the_files_decide_about_the_output_projection_in_every_family() {
@@ -88,6 +104,7 @@ fn the_files_decide_about_the_output_projection_in_every_family() {
             if has_head {
                 let name = match usual.family {
                     "deepseek4" => "head.weight",
+                    "inkling" => "model.llm.unembed.weight",
                     _ if has_root(&file, "language_model.model.") => {
                         "language_model.lm_head.weight"
                     }
@@ -105,8 +122,10 @@ fn the_files_decide_about_the_output_projection_in_every_family() {
                     (false, true) => assert!(found.unwrap().tied_embeddings, "{shown}"),
                     (false, false) => {
                         let error = found.unwrap_err().to_string();
-                        let names =
-                            error.contains("head.weight") && error.contains("tie_word_embeddings");
+                        let names = ["head.weight", "unembed.weight"]
+                            .iter()
+                            .any(|head| error.contains(head))
+                            && error.contains("tie_word_embeddings");
                         assert!(names, "{shown}: {error}");
                     }
                 }

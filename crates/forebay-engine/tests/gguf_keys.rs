@@ -127,10 +127,8 @@ fn is_idle(key: &str, file: &GgufFile, described: &Architecture) -> bool {
     let is_yarn = text("rope.scaling.type") == "yarn" && rotates;
     let windows = has("attention.sliding_window");
     match key {
-        // Keys of these have the length of `key_length`.
-        "attention.key_length_mla" | "attention.value_length_mla" => {
-            ["minicpm3", "plm"].contains(&architecture)
-        }
+        // The long factors have a factor of their own.
+        "rope.scaling.yarn_attn_factor" => architecture == "minicpm3",
         // The family says the same.
         "use_parallel_residual" => described.norms == NormLayout::Parallel,
         // They are numbers of YaRN, or nothing is scaled.
@@ -152,7 +150,10 @@ fn is_idle(key: &str, file: &GgufFile, described: &Architecture) -> bool {
         {
             true
         }
-        "attention.key_length_mla" | "attention.value_length_mla" if is_latent => false,
+        // Keys of these have the length of `key_length`.
+        "attention.key_length_mla" | "attention.value_length_mla" if is_latent => {
+            ["minicpm3", "plm"].contains(&architecture.as_ref())
+        }
         // A value is its key.
         "attention.value_length" => architecture == "deepseek4",
         // The other key decides.
