@@ -7,6 +7,7 @@ mod doctor;
 pub mod foreign;
 mod kv;
 mod library;
+mod logits;
 mod mtp;
 pub mod parse;
 mod plan;
@@ -41,6 +42,7 @@ pub use cpu_offload::CpuOffloadArgs;
 pub use doctor::DoctorArgs;
 pub use kv::{KvAction, KvArgs, KvCommandArgs, KvDiskTypeArg};
 pub use library::{ListArgs, PullArgs, RmArgs};
+pub use logits::LogitsArgs;
 pub use mtp::MtpArgs;
 pub use plan::PlanArgs;
 pub use program::{CompletionsArgs, ConfigArgs, ManArgs};
@@ -397,32 +399,6 @@ pub struct InspectArgs {
     pub tensors: bool,
     /// Print one JSON document
     #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Args)]
-pub struct LogitsArgs {
-    /// GGUF file, pack or Hugging Face folder
-    #[arg(value_hint = ValueHint::AnyPath)]
-    pub model: PathBuf,
-    /// Token ids, as in 1,2,3, or @FILE that holds them
-    #[arg(long, value_name = "IDS")]
-    pub tokens: String,
-    /// The safetensors file to write: `logits`, f32 [tokens, vocab]
-    #[arg(short, long, value_name = "OUT", value_hint = ValueHint::FilePath)]
-    pub output: PathBuf,
-    /// Also write the chosen experts: `routing`, i32 [tokens, layers, experts per token]
-    #[arg(long)]
-    pub routing: bool,
-    /// Also write the logits of the layer for multi-token prediction: `mtp_logits`, f32 [tokens, vocab]
-    #[arg(long)]
-    pub mtp: bool,
-    #[command(flatten)]
-    pub budget: BudgetArgs,
-    #[command(flatten)]
-    pub tracing: TracingArgs,
-    /// Print one JSON document about the work
-    #[arg(long, help_heading = "Output")]
     pub json: bool,
 }
 

@@ -244,7 +244,7 @@ Examples:
   forebay logits model.gguf --tokens 1,2,3 --mtp -o predicted.safetensors
 
 Row i of `mtp_logits` is about token i + 2, and follows from token i + 1. For the last row, this is the likeliest
-token behind the given ones.
+token after the given ones.
 
 The same model, tokens and arithmetic give the same bytes under every budget, policy and reader.";
 

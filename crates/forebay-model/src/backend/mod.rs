@@ -7,6 +7,7 @@
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod recorded;
 mod selector;
 
 use std::any::Any;
@@ -22,6 +23,7 @@ use crate::arch::{Architecture, Attention, Experts, FeedForward, Mixer, NormLayo
 use crate::sharing::SubLayerPlan;
 use crate::statistics::{DeviceExperts, DeviceSubLayers, VramUse};
 use crate::weights::{LayerWeights, ResidualGate, Weights};
+pub use recorded::{record_routing, record_rows};
 
 /// Experts chosen by the caller instead of the routers. Benchmarks use it for models with random weights, whose routers
 /// are untrained.
@@ -658,29 +660,6 @@ pub trait Backend: Send {
     /// # Errors
     /// Returns an error if values are not finite or the device fails.
     fn end(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
-}
-
-/// Writes the experts `ids` `[tokens, k]` of layer `layer` into rows `[tokens, layers, k]`.
-pub fn record_routing(ids: &[u32], routing: &mut [i32], layer: usize, layers: usize, count: usize) {
-    record_rows(ids, |id| id as i32, routing, layer, layers, count);
-}
-
-/// Writes values `[tokens, k]` of layer `layer` into rows `[tokens, layers, k]`.
-pub fn record_rows<T: Copy, R>(
-    values: &[T],
-    write: impl Fn(T) -> R,
-    rows: &mut [R],
-    layer: usize,
-    layers: usize,
-    count: usize,
-) {
-    let k = rows.len() / (count * layers);
-    let used = values.len() / count;
-    for (values, row) in values.chunks_exact(used).zip(rows.chunks_exact_mut(layers * k)) {
-        for (place, value) in row[layer * k..(layer + 1) * k].iter_mut().zip(values) {
-            *place = write(*value);
-        }
-    }
 }
 
 /// Returns the largest context below `context` for which `fits` returns true. `fits` must be monotonic: a context smaller

@@ -2,20 +2,19 @@
 
 use std::ops::Range;
 
-use forebay_compute::{ComputeError, Cpu, KV_BLOCK, KvCache, KvLayer, KvShape, KvType, RopeTable};
+use forebay_compute::{ComputeError, Cpu, KV_BLOCK, KvCache, KvType, RopeTable};
 use forebay_store::FileSet;
 use forebay_stream::{Lease, Residency};
 
+use super::cache_layers::cache_layers;
 use super::embedding_rows::read_rows;
-use super::indexer::index_layers;
-use super::latent_experts::norm_latent;
+use super::latent_norm::norm_latent;
 use super::moe::MoeStep;
 use super::products::{add_bias, both_kinds, matmul_beside_reads, matrix, multiply, norm_in_place};
 use super::scratch::{Scratch, batch_tokens};
-use super::shared_keys::entry_layers;
 use super::streams::{BlockInput, StreamRows};
 use crate::ModelError;
-use crate::arch::{self, Architecture, KvCapacity, LatentNorm, Layer, STATES_PER_SEQUENCE};
+use crate::arch::{Architecture, KvCapacity, LatentNorm, Layer, STATES_PER_SEQUENCE};
 use crate::backend::{
     Backend, Batch, Begun, BlockContent, ComputeInfo, End, KvGroup, NextBlock, Restoring, Step,
     record_routing, record_rows,
@@ -60,32 +59,6 @@ pub struct CpuBackend {
 pub struct CacheSize {
     pub kind: KvType,
     pub capacity: KvCapacity,
-}
-
-/// Returns the layers of the KV cache. Recurrent layers keep nothing in it. If there are indexers, as many layers follow for
-/// their keys, which are in the same blocks. Layers for compressed entries follow if there are such.
-fn cache_layers(architecture: &Architecture) -> Vec<KvLayer> {
-    let groups = architecture.kv_groups();
-    let layer = |layer: usize| {
-        let attention = architecture.attention_of(layer);
-        let shape = attention.kv_shape();
-        match architecture.kv_group(layer) {
-            Some(of) => {
-                let group = groups.iter().position(|group| *group == of);
-                KvLayer::new(shape, group.expect("every group is listed"))
-            }
-            None => KvLayer::new(KvShape { kv_heads: 0, ..shape }, 0),
-        }
-    };
-    let mut layers: Vec<KvLayer> = (0..architecture.layers.len()).map(layer).collect();
-    if architecture.indexer().is_some() {
-        layers.extend(index_layers(architecture, &layers));
-    }
-    if architecture.has_entries() {
-        let group = |of: arch::KvGroup| groups.iter().position(|group| *group == of);
-        layers.extend(entry_layers(architecture, |of| group(of).expect("every group is listed")));
-    }
-    layers
 }
 
 /// Returns the bytes that keys, values and states of recurrent layers take in host memory.

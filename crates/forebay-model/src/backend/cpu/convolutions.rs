@@ -1,10 +1,7 @@
 //! Short convolutions of keys, values and the outputs of blocks.
 
-use std::ops::Range;
-
 use forebay_compute::{Cpu, ShortConvolution, StateRun};
 
-use super::backend::CpuBackend;
 use crate::arch::Architecture;
 use crate::backend::Step;
 
@@ -38,7 +35,7 @@ impl ConvolutionScratch {
     }
 
     /// Adds a convolution of the layer to its rows `x`, if the layer has convolutions. `states` are those of the layer
-    /// ([`CpuBackend::convolution_states`]).
+    /// (`CpuBackend::convolution_states`).
     pub fn add(
         &mut self,
         cpu: &Cpu,
@@ -66,28 +63,5 @@ impl ConvolutionScratch {
         cpu.add_short_convolution(&of, &runs, states, &mut self.inputs, x);
         runs.clear();
         self.runs = runs;
-    }
-}
-
-impl CpuBackend {
-    /// Returns where the states of the layer's convolutions are; nowhere if it has none.
-    pub(super) fn convolution_states(&self, step: &Step<'_>) -> Range<usize> {
-        match step.architecture.convolutions {
-            Some(_) => self.states_of(step.architecture.convolution_part(step.layer)),
-            None => 0..0,
-        }
-    }
-
-    /// Multiplies the output of the layer's feed-forward by its factor, and adds its convolution.
-    pub(super) fn finish_feed_forward(&mut self, step: &Step<'_>) {
-        let states_of = self.convolution_states(step);
-        let CpuBackend { cpu, states, scratch, .. } = self;
-        let out = &mut scratch.block_out[..step.count * step.architecture.hidden];
-        let scale = step.layer_weights().feed_forward_scale;
-        if scale != 1.0 {
-            cpu.scale_in_place(out, scale);
-        }
-        let states = &mut states[states_of];
-        scratch.convolutions.add(cpu, step, states, Convolved::FeedForward, out);
     }
 }

@@ -1,25 +1,14 @@
 //! The space of experts that compute between two projections.
 
-use forebay_compute::Cpu;
 use forebay_format::TensorType;
 
 use super::backend::CpuBackend;
-use super::products::{both_kinds, matrix, norm_in_place};
+use super::latent_norm::norm_latent;
+use super::products::{both_kinds, matrix};
 use super::scratch::Scratch;
 use crate::arch::LatentNorm;
 use crate::backend::Step;
-use crate::weights::{FeedForwardWeights, PartMatrix};
-
-/// Norms rows in the space of the step's experts, if the norm is in this place.
-pub fn norm_latent(cpu: &Cpu, step: &Step<'_>, place: LatentNorm, rows: &mut [f32]) {
-    let FeedForwardWeights::Experts { vectors, .. } = &step.layer_weights().feed_forward else {
-        unreachable!("the caller looked at the weights");
-    };
-    if step.experts().latent.is_some_and(|latent| latent.norm == place) {
-        let epsilon = step.architecture.norm_epsilon;
-        norm_in_place(cpu, rows, vectors.latent_norm.as_deref(), epsilon);
-    }
-}
+use crate::weights::PartMatrix;
 
 impl CpuBackend {
     /// Projects the prepared input of the layer's experts to their space, and prepares it there for products with matrices of

@@ -2,7 +2,9 @@
 
 mod attention;
 mod backend;
+mod cache_layers;
 mod convolutions;
+mod convolved;
 mod delta;
 mod delta_scratch;
 mod embedding_rows;
@@ -11,6 +13,7 @@ mod head;
 mod indexer;
 mod latent;
 mod latent_experts;
+mod latent_norm;
 mod moe;
 mod ngram_scratch;
 mod ngrams;
