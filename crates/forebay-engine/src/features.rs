@@ -24,16 +24,7 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
     attention(architecture, &mut add);
     recurrent(architecture, &mut add);
     rotations(architecture, &mut add);
-    match architecture.norms {
-        NormLayout::Pre => {}
-        NormLayout::Sandwich => {
-            add("sandwich norms", "the output of each block is normed, too".to_owned());
-        }
-        NormLayout::Post => {
-            add("post-norms", "the output of each block is normed, not its input".to_owned());
-        }
-        NormLayout::None => {}
-    }
+    norms(architecture, &mut add);
     streams(architecture, &mut add);
     match architecture.gating {
         Gating::Silu => {}
@@ -105,6 +96,19 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
         add("parts left out", detail);
     }
     found
+}
+
+fn norms(architecture: &Architecture, add: &mut impl FnMut(&'static str, String)) {
+    let (name, which) = match architecture.norms {
+        NormLayout::Pre | NormLayout::None => return,
+        NormLayout::Sandwich => ("sandwich norms", "too"),
+        NormLayout::Post => ("post-norms", "not its input"),
+    };
+    let others = match architecture.recurrent.and_then(|of| of.norms) {
+        Some(of) if of != architecture.norms => ", except in recurrent layers",
+        _ => "",
+    };
+    add(name, format!("the output of each block is normed, {which}{others}"));
 }
 
 fn streams(architecture: &Architecture, add: &mut impl FnMut(&'static str, String)) {
@@ -230,6 +234,9 @@ fn shape_words(attention: &Attention) -> String {
 fn recurrent(architecture: &Architecture, add: &mut impl FnMut(&'static str, String)) {
     let Some(shape) = &architecture.recurrent else { return };
     let name = match shape.rule {
+        StateRule::GatedDelta if shape.share_scale > 1.0 => {
+            "gated DeltaNet with negative eigenvalues"
+        }
         StateRule::GatedDelta => "gated DeltaNet",
         StateRule::KimiDelta => "Kimi Delta Attention",
         StateRule::Mamba2 => "Mamba-2",

@@ -300,7 +300,8 @@ impl Cpu {
                     DeltaRule::Mamba2 => step,
                     DeltaRule::GatedDelta | DeltaRule::KimiDelta | DeltaRule::ShortConvolution => {
                         let b = inputs.b.of(token);
-                        logistic(b[inputs.columns.b.of_value_head(shape, head, 1)])
+                        let raw = b[inputs.columns.b.of_value_head(shape, head, 1)];
+                        shape.share_scale * logistic(raw)
                     }
                 };
             }

@@ -77,6 +77,7 @@ pub const HUGGING_FACE: &[&str] = &[
     "muse_glimmer",
     "muse_spark",
     "inkling",
+    "olmo_hybrid",
     // Made by a script in `fixtures/formulas`.
     "hunyuan_v1_moe",
     "hunyuan_v1_dense",
@@ -161,6 +162,7 @@ pub const RECURRENT: &[&str] = &[
     "granitehybrid",
     "qwen3_next_mtp",
     "bailing_hybrid",
+    "olmo_hybrid",
 ];
 
 /// Returns the context with which a fixture's short prompt and its continuation must be computed, if it matters. Phi-3 rotates

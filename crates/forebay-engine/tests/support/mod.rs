@@ -56,7 +56,6 @@ pub fn sets() -> Vec<PathBuf> {
 /// Models of the fixtures that forebay refuses, and what it lacks for them.
 pub const NOT_YET: &[(&str, &str)] = &[
     ("models/gemma3n", "AltUp, LAuReL and sparse activations"),
-    ("models/olmo_hybrid", "pre-norms and post-norms in one model"),
     ("models/falcon_h1", "attention and Mamba-2 in one layer"),
     ("gguf/falcon_h1", "attention and Mamba-2 in one layer"),
     ("gguf/jamba", "Mamba of the first kind"),

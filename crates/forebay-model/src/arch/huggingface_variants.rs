@@ -97,8 +97,10 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
     if config.list("use_rope_layers")?.is_some_and(|layers| !layers.is_empty()) {
         return refuse("use_rope_layers", "set", "forebay knows rotations by kind of layer only");
     }
-    if config.flag("use_rotary_pos_emb")? == Some(false) {
-        return refuse("use_rotary_pos_emb", "false", "forebay does not know this variant");
+    for key in ["use_rotary_pos_emb", "linear_use_gate"] {
+        if config.flag(key)? == Some(false) {
+            return refuse(key, "false", "forebay does not know this variant");
+        }
     }
     for (key, known) in [
         ("qk_norm_type", "per_layer"),

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::architecture::NormLayout;
 use super::check::{check, check_size};
 use crate::ModelError;
 
@@ -31,6 +32,13 @@ pub struct Recurrent {
     pub sigmoid_gate: bool,
     /// Logarithm of the fastest decay, with [`StateRule::KimiDelta`]; 0 if there is none (GLM-5-Next).
     pub decay_bound: f32,
+    /// Factor of the share of replacement, with [`StateRule::GatedDelta`]; 1 with other rules. With 2, transitions of the state have
+    /// eigenvalues down to -1 (OLMo Hybrid).
+    pub share_scale: f32,
+    /// Number that the norm of outputs adds to the mean of squares, if it is not that of other norms.
+    pub norm_epsilon: Option<f32>,
+    /// Position of the norms in recurrent layers, if it is not that in other layers.
+    pub norms: Option<NormLayout>,
 }
 
 /// How a token changes the state of a head.
@@ -116,6 +124,9 @@ impl Recurrent {
             norm_width: dim,
             sigmoid_gate: true,
             decay_bound: 0.0,
+            share_scale: 1.0,
+            norm_epsilon: None,
+            norms: None,
         }
     }
 
@@ -133,6 +144,9 @@ impl Recurrent {
             norm_width: channels,
             sigmoid_gate: false,
             decay_bound: 0.0,
+            share_scale: 1.0,
+            norm_epsilon: None,
+            norms: None,
         }
     }
 

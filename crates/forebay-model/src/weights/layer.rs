@@ -87,7 +87,7 @@ impl LayerBuilder<'_> {
             }
         };
         let embeddings = self.embeddings(tensors, &mut dense)?;
-        let norms = self.architecture.norms;
+        let norms = self.architecture.norms_of(self.index);
         let [before, after] = [norms.before(), norms.after()].map(|has| has.then_some(hidden));
         let (has_mixer, has_feed_forward) = (mixer != Mixer::None, !described.is_none());
         let [mixer_norm, mixer_post_norm] = [before, after].map(|of| of.filter(|_| has_mixer));
@@ -261,7 +261,14 @@ impl LayerBuilder<'_> {
         role: &str,
         length: Option<usize>,
     ) -> Result<Option<Vec<f32>>, ModelError> {
-        length.map(|length| tensors.norm(&self.name(role), length)).transpose()
+        let Some(length) = length else { return Ok(None) };
+        let name = self.name(role);
+        let renamed = self.names.renamed(self.index, role);
+        let name = match renamed.filter(|_| tensors.optional(&name).is_none()) {
+            Some(renamed) if tensors.optional(&renamed).is_some() => renamed,
+            _ => name,
+        };
+        Ok(Some(tensors.norm(&name, length)?))
     }
 
     fn grouped(
