@@ -1,17 +1,21 @@
 //! Residual streams beside each other, which blocks read and write with weights that depend on the streams themselves.
 //!
-//! A row of the residual stream is `[streams, width]`. Two rules are known. Manifold-constrained hyper-connections (Xie et al.
+//! A row of the residual stream is `[streams, width]`. Three rules are known. Manifold-constrained hyper-connections (Xie et al.
 //! 2026, "mHC") mix the streams with a matrix whose rows and columns sum to 1. Gated residuals (Qwen4) read every element with a
-//! gate of its own, and leave the streams as they are.
+//! gate of its own, and leave the streams as they are. Alternating updates (Gemma 3n) compute one stream, and predict and correct
+//! the others.
 
 mod coefficients;
 mod gated;
 mod mixed;
+mod predicted;
 #[cfg(test)]
 mod tests;
 
 use crate::cpu::Cpu;
 use crate::simd::{LANES, Simd};
+
+pub use predicted::StreamPrediction;
 
 /// Most streams of a row.
 pub const STREAMS_MAX: usize = 16;

@@ -78,6 +78,10 @@ pub const HUGGING_FACE: &[&str] = &[
     "muse_spark",
     "inkling",
     "olmo_hybrid",
+    "gemma3n",
+    // Of the project's own set.
+    "gemma",
+    "vaultgemma",
     // Made by a script in `fixtures/formulas`.
     "hunyuan_v1_moe",
     "hunyuan_v1_dense",

@@ -162,6 +162,17 @@ pub struct FeedForward {
     pub limits_by_layer: bool,
     /// True if `config.json` gives the width of feed-forwards before it is adjusted, unless it says otherwise.
     pub adjusted_width: bool,
+    /// The first layers whose gates are sparse unless `config.json` says something else.
+    pub sparse_layers: Option<SparseLayers>,
+}
+
+/// Layers with sparse gates.
+#[derive(Debug, Clone, Copy)]
+pub struct SparseLayers {
+    /// Number of these layers, of models that have more layers. Others have none.
+    pub layers: usize,
+    /// Share of the gates that are 0.
+    pub share: f64,
 }
 
 /// The order of a layer's parts, and what it does with the residual stream.
@@ -366,6 +377,7 @@ impl FeedForward {
         beside_dense: false,
         limits_by_layer: false,
         adjusted_width: false,
+        sparse_layers: None,
     };
 
     /// Experts that a sigmoid scores and a bias corrects (DeepSeek-V3).

@@ -62,7 +62,7 @@ pub(super) fn layers(
             } else {
                 let width = keys.count_of_layer("feed_forward_length", index)?;
                 let width = width.ok_or_else(|| keys.missing("feed_forward_length"))?;
-                FeedForward::Dense { width }
+                FeedForward::Dense { width, cut: None }
             };
             let window = windows[index];
             let keys_of = keys_of(&windows, with_keys, index)?;
@@ -140,7 +140,7 @@ fn one_block_layers(
                 }
                 (0, width) => {
                     let width = usize::try_from(width).unwrap_or(usize::MAX);
-                    (Mixer::None, FeedForward::Dense { width })
+                    (Mixer::None, FeedForward::Dense { width, cut: None })
                 }
                 (heads, width) => {
                     return Err(ModelError::BadValue {

@@ -13,7 +13,7 @@ use super::config::{Config, short};
 use super::deepseek4::of_config;
 use super::families;
 use super::family::Family;
-use super::feed_forward_width::feed_forward_width;
+use super::feed_forward_width::{cut, feed_forward_width};
 use super::head::is_tied;
 use super::huggingface_attention::attention;
 use super::huggingface_experts::{experts, is_by_token, is_sparse, output_multiplier};
@@ -149,10 +149,7 @@ fn of_language_model(
         logit_scale: output_multiplier(config, family)?
             / (factor("logits_scaling")? * width_scale.unwrap_or(1.0)),
         layer_scales: family.layers.scales,
-        layer_embeddings: config
-            .optional_count("hidden_size_per_layer_input")?
-            .filter(|width| *width > 0)
-            .map(|width| LayerEmbeddings { width }),
+        layer_embeddings: layer_embeddings(config)?,
         ngrams: ngrams(config)?,
         logit_softcap,
         attentions,
@@ -182,6 +179,16 @@ fn ratio_temperature(
     let rate = config.float("log_scaling_alpha")?.unwrap_or(0.1) as f32;
     let floor = config.float("log_scaling_n_floor")?;
     Ok(floor.map(|step| Temperature { rate, step: step as f32, first: 1, growth: Growth::Ratio }))
+}
+
+/// Returns the embeddings of tokens for each layer, if there are any.
+fn layer_embeddings(config: &Config<'_>) -> Result<Option<LayerEmbeddings>, ModelError> {
+    let tokens = match config.optional_count("vocab_size_per_layer_input")? {
+        Some(tokens) => tokens,
+        None => config.count("vocab_size")?,
+    };
+    let width = config.optional_count("hidden_size_per_layer_input")?.filter(|width| *width > 0);
+    Ok(width.map(|width| LayerEmbeddings { width, tokens }))
 }
 
 /// Returns the factor of embeddings that the family has. Trinity's configurations have a flag for it, which is false if it is absent.
@@ -279,7 +286,8 @@ fn layers(
                 };
                 let width = feed_forward_width(config, family, keys)?;
                 let is_wide = index >= with_keys && config.is_set("use_double_wide_mlp")?;
-                FeedForward::Dense { width: if is_wide { width.saturating_mul(2) } else { width } }
+                let width = if is_wide { width.saturating_mul(2) } else { width };
+                FeedForward::Dense { width, cut: cut(config, family, index)? }
             };
             let window = windows[index];
             let keys_of = keys_of(&windows, with_keys, index)?;
@@ -321,7 +329,8 @@ fn one_block_layer(
         OneBlock::Recurrent => (Mixer::Recurrent, FeedForward::None),
         OneBlock::Attention => (Mixer::Attention, FeedForward::None),
         OneBlock::Dense => {
-            (Mixer::None, FeedForward::Dense { width: config.count("intermediate_size")? })
+            let width = config.count("intermediate_size")?;
+            (Mixer::None, FeedForward::Dense { width, cut: None })
         }
         OneBlock::Experts => {
             let of = experts(catalog, config, family, naming, index)?;

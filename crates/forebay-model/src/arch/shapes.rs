@@ -284,6 +284,19 @@ pub enum StreamRule {
         /// Width of the low-rank projection.
         rank: usize,
     },
+    /// Alternating updates (Gemma 3n): a layer computes one stream. The others are predicted before it and corrected after it, and
+    /// the tokens' embeddings for the layer are added to all streams but the first. A low-rank branch (LAuReL) is beside the
+    /// attention of every layer.
+    Predicted {
+        /// Number of the stream that layers compute.
+        active: usize,
+        /// True if a vector multiplies the active stream where it is the gate of the embeddings for a layer.
+        scaled: bool,
+        /// Largest magnitude of weights of corrections, if there is one.
+        clip: Option<f32>,
+        /// Width of the branch's low-rank projection.
+        branch_rank: usize,
+    },
 }
 
 /// The collapse of mixed streams behind the last layer.
@@ -300,13 +313,14 @@ pub enum StreamsEnd {
 pub enum StreamForm {
     Mixed(StreamsEnd),
     Gated,
+    Predicted,
 }
 
 impl Streams {
     /// Returns what turns products of mixed streams into coefficients.
     ///
     /// # Panics
-    /// Panics if the streams are gated.
+    /// Panics if the streams are not mixed.
     pub(crate) fn mixing<'a>(
         &self,
         scales: &'a [f32],
@@ -314,7 +328,7 @@ impl Streams {
         norm_epsilon: f32,
     ) -> StreamMixing<'a> {
         let StreamRule::Mixed { iterations, epsilon, .. } = self.rule else {
-            unreachable!("gated streams have no such weights");
+            unreachable!("other streams have no such weights");
         };
         StreamMixing { scales, base, iterations, epsilon, norm_epsilon }
     }

@@ -63,11 +63,12 @@ impl LayerBuilder<'_> {
             }
         };
         let [attention_streams, feed_forward_streams] = self.streams(tensors, &mut dense)?;
+        let predicted = self.predicted(tensors, &mut dense)?;
         let attention_parts = dense.part_bytes().len();
         let described = &self.architecture.layers[self.index].feed_forward;
         let (feed_forward, experts) = match described {
             FeedForward::None => (FeedForwardWeights::None, Vec::new()),
-            FeedForward::Dense { width } => {
+            FeedForward::Dense { width, .. } => {
                 let [gate, up, down] = self.gated(tensors, &mut dense, "", *width)?;
                 (FeedForwardWeights::Dense { gate, up, down }, Vec::new())
             }
@@ -117,6 +118,7 @@ impl LayerBuilder<'_> {
             feed_forward_post_norm,
             attention_streams,
             feed_forward_streams,
+            predicted,
             attention,
             sinks: self.vector(
                 tensors,
@@ -152,7 +154,7 @@ impl LayerBuilder<'_> {
         tensors: &mut Tensors<'_>,
         dense: &mut Block,
     ) -> Result<Option<LayerEmbeddingWeights>, ModelError> {
-        let Some(LayerEmbeddings { width }) = self.architecture.layer_embeddings else {
+        let Some(LayerEmbeddings { width, .. }) = self.architecture.layer_embeddings else {
             return Ok(None);
         };
         let (hidden, layers) = (self.architecture.hidden, self.architecture.layers.len());

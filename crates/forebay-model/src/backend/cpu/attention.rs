@@ -47,6 +47,9 @@ fn gate_output(cpu: &Cpu, step: &Step<'_>, values: &mut [f32], gates: &mut [f32]
 
 impl CpuBackend {
     pub(super) fn project_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        if let Some(weights) = &step.layer_weights().predicted {
+            self.project_branch(step, weights)?;
+        }
         match &step.layer_weights().attention {
             AttentionWeights::Grouped(weights) => self.project_grouped(step, weights)?,
             AttentionWeights::Latent(weights) => self.project_latent(step, weights)?,

@@ -14,6 +14,7 @@ mod latent_experts;
 mod moe;
 mod ngram_scratch;
 mod ngrams;
+mod predicted;
 mod prediction;
 mod prefetch;
 mod products;

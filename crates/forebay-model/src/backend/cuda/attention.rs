@@ -52,6 +52,7 @@ impl CudaBackend {
     }
 
     pub(super) fn project_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        self.project_branch(step)?;
         match &step.layer_weights().attention {
             AttentionWeights::Grouped(weights) => self.project_grouped(step, weights),
             AttentionWeights::Latent(weights) => self.project_latent(step, weights),

@@ -348,7 +348,8 @@ impl CudaBackend {
         let (gpu, at, products) = (&self.gpu, self.at(), self.products());
         let pair = [self.product(step, gate, at.gate), self.product(step, up, at.up)];
         let gating = device_gating(step.layer_weights().gatings.others);
-        products.gated(gpu, gating, self.float(at.normed), Rows::of(step), pair)?;
+        let cut = step.cut();
+        products.gated(gpu, (gating, cut), self.float(at.normed), Rows::of(step), pair)?;
         let down = self.product(step, down, at.block_out);
         products.dense(gpu, self.float(at.gate), Rows::of(step), &[down])
     }

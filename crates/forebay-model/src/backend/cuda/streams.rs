@@ -27,6 +27,9 @@ impl CudaBackend {
         self.embed(step, at)?;
         self.products().changed(self.float(at));
         self.products().changed(self.float(self.at().x));
+        if step.architecture.active_stream().is_some() {
+            return self.begin_predicted(step);
+        }
         Ok(self.gpu.spread_streams(self.float(at), &self.stream_rows(step))?)
     }
 
@@ -38,6 +41,9 @@ impl CudaBackend {
         block: NextBlock,
         add: bool,
     ) -> Result<(), ModelError> {
+        if step.architecture.active_stream().is_some() {
+            return self.norm_predicted(step, block, add);
+        }
         if add {
             self.add_to_streams(step, streams, block)?;
         }
@@ -88,6 +94,7 @@ impl CudaBackend {
         let coefficients = match streams.rule {
             StreamRule::Mixed { .. } => StreamCoefficients::Mixed(coefficients),
             StreamRule::Gated { .. } => StreamCoefficients::Gated(coefficients),
+            StreamRule::Predicted { .. } => unreachable!("such streams have a sum of their own"),
         };
         let (layer, is_mixer) = step.added(block);
         let flag = self.finite_flag(2 * layer + usize::from(!is_mixer), 0);
@@ -133,6 +140,9 @@ impl CudaBackend {
         let vector = |at: Option<usize>| -> DevicePtr<f32> { optional(self.vectors(), at) };
         products.changed(to);
         match weights {
+            StreamWeights::Projected(_) => {
+                unreachable!("such streams have a collapse of their own")
+            }
             StreamWeights::Mean => gpu.collapse_streams(&rows, StreamFactors::Mean, to)?,
             StreamWeights::Mixed { mix, base, scales } => {
                 let mix = product(mix, 0, at.streams.coefficients);
