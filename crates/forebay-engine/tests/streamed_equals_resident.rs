@@ -73,6 +73,8 @@ fn models() -> Vec<PathBuf> {
         "gguf/deepseek_v4/deepseek_v4-BF16.gguf",
         "models/hunyuan_v1_moe",
         "models/hunyuan_v1_dense",
+        "models/gemma",
+        "models/vaultgemma",
     ]
     .iter()
     .filter_map(|name| fixture(name))

@@ -9,6 +9,7 @@ use std::path::Path;
 use forebay_engine::{Session, SessionOptions};
 use forebay_format::gguf::writer::GgufWriter;
 use forebay_format::{TensorType, Value};
+use half::bf16;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value as Json;
 use support::fixture;
@@ -82,7 +83,14 @@ fn tensors(folder: &Path, architecture: &str) -> BTreeMap<String, Contents> {
             stack.2.extend(view.data());
             continue;
         }
-        found.insert(name, (ty, shape, view.data().to_vec()));
+        let (mut ty, mut data) = (ty, view.data().to_vec());
+        if architecture == "gemma" && name.ends_with("norm.weight") {
+            // The converter adds the 1 that these norms lack.
+            let numbers = data.as_chunks().0.iter();
+            let whole = numbers.map(|bytes| 1.0 + f32::from(bf16::from_le_bytes(*bytes)));
+            (ty, data) = (TensorType::F32, whole.flat_map(f32::to_le_bytes).collect());
+        }
+        found.insert(name, (ty, shape, data));
     }
     found
 }
@@ -107,7 +115,8 @@ fn write(out: &Path, folder: &Path, architecture: &str, more: Vec<(&str, Value)>
     writer.set("general.architecture", architecture).unwrap();
     let count = |key: &str| config[key].as_u64().unwrap() as u32;
     let (hidden, heads) = (count("hidden_size"), count("num_attention_heads"));
-    let dim = config["attention_head_dim"].as_u64().map_or(hidden / heads, |dim| dim as u32);
+    let said = config["attention_head_dim"].as_u64().or(config["head_dim"].as_u64());
+    let dim = said.map_or(hidden / heads, |dim| dim as u32);
     let theta = config["rope_theta"].as_f64().unwrap();
     // Hunyuan's converter stretches the base.
     let stretched = config["rope_scaling"]["alpha"].as_f64();
@@ -202,6 +211,11 @@ fn both_generations_of_olmo_are_read_from_gguf() {
         ("rope.scaling.original_context_length", count(64)),
     ];
     check("olmo3", "olmo2", keys);
+}
+
+#[test]
+fn the_first_gemma_is_read_from_gguf() {
+    check("gemma", "gemma", Vec::new());
 }
 
 #[test]
