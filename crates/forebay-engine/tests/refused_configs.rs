@@ -7,18 +7,23 @@ use forebay_engine::{Session, SessionOptions};
 use serde_json::{Value, json};
 use support::{changed, with_causes};
 
+/// Opens a fixture whose configuration was changed. Returns the error.
+fn error_after(name: &str, shown: &str, change: impl FnOnce(&mut Value)) -> Option<String> {
+    let copy = changed(name, change)?;
+    let options = SessionOptions { context: Some(64), ..SessionOptions::default() };
+    match Session::open(copy.path(), &options, &mut |_, _| {}) {
+        Ok(_) => panic!("{name} opens with {shown}"),
+        Err(error) => Some(with_causes(&error)),
+    }
+}
+
 /// Opens a fixture whose configuration has other values. Returns the error.
 fn error_of(name: &str, changes: &[(&str, Value)]) -> Option<String> {
-    let copy = changed(name, |config| {
+    error_after(name, &format!("{changes:?}"), |config| {
         for (key, value) in changes {
             config[*key] = value.clone();
         }
-    })?;
-    let options = SessionOptions { context: Some(64), ..SessionOptions::default() };
-    match Session::open(copy.path(), &options, &mut |_, _| {}) {
-        Ok(_) => panic!("{name} opens with {changes:?}"),
-        Err(error) => Some(with_causes(&error)),
-    }
+    })
 }
 
 #[test]
@@ -122,12 +127,8 @@ fn values_that_cannot_be_right_are_refused() {
 
 /// Opens a fixture whose configuration of the language model, which is part of a larger one, has another value.
 fn error_of_part(name: &str, key: &str, value: &Value) -> Option<String> {
-    let copy = changed(name, |config| config["text_config"][key] = value.clone())?;
-    let options = SessionOptions { context: Some(64), ..SessionOptions::default() };
-    match Session::open(copy.path(), &options, &mut |_, _| {}) {
-        Ok(_) => panic!("{name} opens with {key} {value}"),
-        Err(error) => Some(with_causes(&error)),
-    }
+    let shown = format!("{key} {value}");
+    error_after(name, &shown, |config| config["text_config"][key] = value.clone())
 }
 
 #[test]

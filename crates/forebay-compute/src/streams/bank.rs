@@ -2,7 +2,8 @@
 //!
 //! The first stream of a row is the state, and the others are the bank.
 
-use super::{STREAMS_MAX, StreamShape, load, store};
+use super::mixed::Collapse;
+use super::{STREAMS_MAX, StreamShape, load};
 use crate::cpu::Cpu;
 use crate::ops::{row_scale, share};
 use crate::simd::{Kernel, LANES, Simd, dispatch};
@@ -35,7 +36,7 @@ impl Cpu {
                 }
                 let weights = &mut weights[..seen];
                 softmax(weights);
-                dispatch(self, Mix { x, weights, out });
+                dispatch(self, Collapse { x, factors: weights, out });
             }
         });
     }
@@ -95,27 +96,5 @@ impl Kernel for Dot<'_> {
             sum = simd.mul_add(load(simd, self.x, at), load(simd, self.y, at), sum);
         }
         simd.sum(sum)
-    }
-}
-
-struct Mix<'a> {
-    x: &'a [f32],
-    weights: &'a [f32],
-    out: &'a mut [f32],
-}
-
-impl Kernel for Mix<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let width = self.out.len();
-        for at in (0..width).step_by(LANES) {
-            let mut sum = simd.splat(0.0);
-            for (x, weight) in self.x.chunks_exact(width).zip(self.weights) {
-                sum = simd.mul_add(load(simd, x, at), simd.splat(*weight), sum);
-            }
-            store(simd, sum, self.out, at);
-        }
     }
 }

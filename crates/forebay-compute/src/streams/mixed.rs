@@ -80,10 +80,11 @@ impl Cpu {
     }
 }
 
-struct Collapse<'a> {
-    x: &'a [f32],
-    factors: &'a [f32],
-    out: &'a mut [f32],
+/// The sum of streams `x` `[streams, width]`, each times its factor, to `out` `[width]`.
+pub(super) struct Collapse<'a> {
+    pub(super) x: &'a [f32],
+    pub(super) factors: &'a [f32],
+    pub(super) out: &'a mut [f32],
 }
 
 impl Kernel for Collapse<'_> {
