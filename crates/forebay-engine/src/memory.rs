@@ -14,13 +14,18 @@ const BESIDE_BYTES: u64 = 64 << 20;
 
 /// Returns the default budget in bytes: three quarters of [`free_bytes`].
 pub fn default_budget_bytes() -> u64 {
-    budget_beside(0)
+    budget_beside(free_bytes(), 0)
 }
 
-/// Returns the default budget in bytes if `other_bytes` of the free memory are for something else.
-pub fn budget_beside(other_bytes: u64) -> u64 {
-    let share = (free_bytes().saturating_sub(other_bytes) as f64 * SHARE_OF_FREE) as u64;
-    share.min(free_for_model_bytes().saturating_sub(other_bytes))
+/// Returns the default budget in bytes if `free_bytes` are free and `other_bytes` of them are for something else.
+pub(crate) fn budget_beside(free_bytes: u64, other_bytes: u64) -> u64 {
+    let share = share_of(free_bytes.saturating_sub(other_bytes));
+    share.min(for_model_bytes(free_bytes).saturating_sub(other_bytes))
+}
+
+/// Returns the default budget for weights out of so many bytes.
+pub(crate) fn share_of(free_bytes: u64) -> u64 {
+    (free_bytes as f64 * SHARE_OF_FREE) as u64
 }
 
 /// Returns the bytes that this process can allocate: within the machine's memory, and within the limits of its control
@@ -29,10 +34,10 @@ pub fn free_bytes() -> u64 {
     available_bytes().min(control_groups::left_bytes(Path::new("/")).unwrap_or(u64::MAX))
 }
 
-/// Returns the free bytes that weights, keys and values may take together. The kernel would kill a process that takes
+/// Returns how many of the free bytes weights, keys and values may take together. The kernel would kill a process that takes
 /// all, as soon as it touches more.
-pub(crate) fn free_for_model_bytes() -> u64 {
-    free_bytes().saturating_sub(BESIDE_BYTES)
+pub(crate) fn for_model_bytes(free_bytes: u64) -> u64 {
+    free_bytes.saturating_sub(BESIDE_BYTES)
 }
 
 /// Returns `MemAvailable` of /proc/meminfo, or `u64::MAX` if it cannot be read.
@@ -60,6 +65,20 @@ mod tests {
     fn fields_are_read_in_bytes() {
         assert_eq!(kib_field("A: 1 kB\nVmHWM:\t  2048 kB\n", "VmHWM:"), Some(2048 * 1024));
         assert_eq!(kib_field("A: 1 kB\n", "VmHWM:"), None);
+    }
+
+    #[test]
+    fn a_default_budget_leaves_room_for_what_stands_beside_it() {
+        let mut random = fastrand::Rng::with_seed(7);
+        for _ in 0..10_000 {
+            let bits = random.u32(20..40);
+            let free_bytes = random.u64(..1 << bits);
+            let other_bytes = random.u64(..=free_bytes);
+            let budget = budget_beside(free_bytes, other_bytes);
+            let left = for_model_bytes(free_bytes).saturating_sub(other_bytes);
+            assert!(budget <= left, "{free_bytes} {other_bytes}");
+            assert!(budget <= share_of(free_bytes), "{free_bytes} {other_bytes}");
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ use forebay_stream::{MemoryPlan, ModelBlocks, Residency};
 use serde::Serialize;
 use tracing::field::Empty;
 
-use crate::memory::{budget_beside, free_for_model_bytes};
+use crate::memory::{budget_beside, for_model_bytes, free_bytes};
 use crate::plan::memory;
 use crate::statistics::ReadPath;
 use crate::traced::TracedModel;
@@ -79,15 +79,19 @@ impl Described<'_> {
         options: &SessionOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Placed, EngineError> {
-        let host = self.host_plan(self.weights.blocks.clone(), options, 0)?;
-        let budget_bytes = host.budget_bytes;
         let kind = options.kv_type();
         let capacity = options.kv_capacity(self.context)?;
-        let free_bytes = free_for_model_bytes();
-        memory::check_cache(self.context, host.plan.arena_bytes, free_bytes, |context| {
+        let kv_bytes = |context| {
             let capacity = KvCapacity { context, ..capacity };
             cache_bytes(self.architecture, CacheSize { kind, capacity })
-        })?;
+        };
+        // Read once: other programs, and this one, change it at any time.
+        let free_bytes = free_bytes();
+        let blocks = self.weights.blocks.clone();
+        let host = self.host_plan(blocks, options, free_bytes, kv_bytes(self.context))?;
+        let (budget_bytes, weights_bytes) = (host.budget_bytes, host.plan.arena_bytes);
+        let for_model_bytes = for_model_bytes(free_bytes);
+        memory::check_cache(self.context, weights_bytes, for_model_bytes, kv_bytes)?;
         let (residency, _) = self.fill_host(host, options, progress)?;
         let (plan, info) = (residency.plan().clone(), residency.engine_info());
         // A batch of a prompt may spend seconds in one layer.
@@ -112,15 +116,17 @@ impl Described<'_> {
         })
     }
 
-    /// Plans host memory for `blocks` within the user's budget. Without one, weights take their share of the memory that is free
-    /// beside `other_bytes`.
+    /// Plans host memory for `blocks` within the user's budget. Without one, weights take their share of the free memory beside
+    /// `other_bytes`.
     pub(crate) fn host_plan(
         &self,
         blocks: ModelBlocks,
         options: &SessionOptions,
+        free_bytes: u64,
         other_bytes: u64,
     ) -> Result<HostPlan, EngineError> {
-        let budget_bytes = options.ram_bytes.unwrap_or_else(|| budget_beside(other_bytes));
+        let budget_bytes =
+            options.ram_bytes.unwrap_or_else(|| budget_beside(free_bytes, other_bytes));
         let plan = memory::host(self.weights, &blocks, budget_bytes, options.policy)?;
         Ok(HostPlan { blocks, plan, budget_bytes })
     }

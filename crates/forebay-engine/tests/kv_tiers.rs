@@ -112,22 +112,33 @@ fn alone(path: &Path, options: &SessionOptions) -> Vec<(Vec<Vec<u32>>, Vec<Answe
 
 #[test]
 fn evicted_blocks_come_back_with_the_same_bits() {
-    for path in models() {
-        let turns = alone(&path, &SessionOptions::default());
+    let (models, mut need_ram) = (models(), 0);
+    for path in &models {
+        let path = path.as_path();
+        let turns = alone(path, &SessionOptions::default());
         let folder = TempDir::new().unwrap();
         for ram in [64 << 20, 400_000, 0] {
             let store = Arc::new(KvDiskStore::open(store(&folder)).unwrap());
-            let mut tiered = with_disk(engine(&path, ram, SessionOptions::default()), &store);
-            let mut from_ram = 0;
+            let mut tiered = with_disk(engine(path, ram, SessionOptions::default()), &store);
+            let (mut from_ram, mut was_lost) = (0, false);
+            let mut known = vec![0; turns[0].0.len()];
             for (prompts, expected) in &turns {
                 let answers = ask(&mut tiered, prompts, b"");
                 assert_eq!(tokens_of(&answers), tokens_of(expected), "{} {ram}", path.display());
+                for ((_, of), known) in answers.iter().zip(&known) {
+                    let elsewhere = of.cached_tokens_from_ram + of.cached_tokens_from_disk;
+                    was_lost |= of.cached_tokens - elsewhere < *known;
+                }
+                known = prompts.iter().map(|prompt| (prompt.len() - 1) / 16 * 16).collect();
                 from_ram += answers.iter().map(|(_, of)| of.cached_tokens_from_ram).sum::<usize>();
             }
             let statistics = tiered.kv_tiers();
-            assert_eq!(from_ram > 0, ram > 0, "{} {ram}: {statistics:?}", path.display());
+            // If all layers have windows, the device may have room for the windows of all conversations.
+            let is_used = ram > 0 && was_lost;
+            assert_eq!(from_ram > 0, is_used, "{} {ram}: {statistics:?}", path.display());
             assert!(statistics.ram_bytes <= ram, "{statistics:?}");
             if ram == 64 << 20 {
+                need_ram += usize::from(was_lost);
                 let (prompts, _) = &turns[turns.len() - 1];
                 let again = ask(&mut tiered, prompts, b"");
                 for ((_, of), prompt) in again.iter().zip(prompts) {
@@ -140,6 +151,7 @@ fn evicted_blocks_come_back_with_the_same_bits() {
             }
         }
     }
+    assert!(need_ram >= models.len() - models.len() / 4, "{need_ram} of {}", models.len());
 }
 
 #[test]

@@ -4,10 +4,11 @@
 //! is free next takes a job of the caller whose turn it is.
 
 use std::collections::{HashMap, VecDeque};
+use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use rustix::process::{Pid, getpriority_process, setpriority_process};
@@ -21,8 +22,10 @@ use crate::error::ApiError;
 const URGENT: Duration = Duration::from_millis(100);
 /// Limit of work and of waits without one.
 pub const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// Priority of work that is not urgent, as by `nice`.
-const NICE: i32 = 10;
+/// Priority of work that is not urgent, as by `nice`. It has a third of the time of a thread of usual priority.
+const NICE: i32 = 5;
+/// Longest time of work from its start, in multiples of the processor time that it may take.
+const BUSY_MACHINE: u32 = 4;
 
 /// Bounds of a [`Pool`].
 #[derive(Clone, Copy, Debug)]
@@ -96,8 +99,9 @@ impl Pool {
         Pool(Arc::new(Shared { options, state: Mutex::default() }))
     }
 
-    /// Runs work of this caller on a thread, and waits for its result, for at most `limit` from its start. Work that takes longer
-    /// goes on, and counts as the caller's until it ends. Work whose client has gone before it started does not run.
+    /// Runs work of this caller on a thread, and waits for its result until it has taken `limit` of processor time, or four times
+    /// that on a machine that is too busy to give it that. Work that takes longer goes on, and counts as the caller's until it
+    /// ends. Work whose client has gone before it started does not run.
     ///
     /// # Errors
     /// Returns the errors of the work, and an error if too much work of this caller waits, if other work of the caller does not come
@@ -128,22 +132,38 @@ impl Pool {
         }
         tokio::pin!(done);
         let limit = limit.unwrap_or(FOR_EVER);
-        let done = match tokio::time::timeout(URGENT.min(limit), &mut done).await {
-            Ok(done) => Ok(done),
-            Err(_) => {
-                lock(&thread).give_way();
-                tokio::time::timeout(limit.saturating_sub(URGENT), &mut done).await
+        let longest = limit.saturating_mul(BUSY_MACHINE);
+        let started = Instant::now();
+        let mut wait = URGENT.min(limit);
+        let done = loop {
+            if let Ok(done) = tokio::time::timeout(wait, &mut done).await {
+                break done;
             }
+            let (passed, thread) = (started.elapsed(), lock(&thread));
+            // Where the system does not tell, the time that has passed counts.
+            let taken = thread.processor_time().unwrap_or(passed);
+            if taken >= limit {
+                let (work, seconds) = (self.0.options.work, limit.as_secs_f64());
+                let why = format!("{work} takes longer than {seconds} seconds of processor time");
+                return Err(ApiError::bad(why));
+            }
+            if passed >= longest {
+                let (work, seconds) = (self.0.options.work, longest.as_secs_f64());
+                let why = format!(
+                    "the server is too busy: {work} is not done after {seconds} seconds: try again later"
+                );
+                return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, &why));
+            }
+            if wait == URGENT {
+                thread.give_way();
+            }
+            wait = (limit - taken).min(longest - passed);
         };
         match done {
-            Ok(Ok(Ok(result))) => result,
-            Ok(Ok(Err(_)) | Err(_)) => {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) | Err(_) => {
                 let why = "the request could not be prepared";
                 Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, why))
-            }
-            Err(_) => {
-                let (work, seconds) = (self.0.options.work, limit.as_secs_f64());
-                Err(ApiError::bad(format!("{work} takes longer than {seconds} seconds")))
             }
         }
     }
@@ -238,6 +258,15 @@ impl JobThread {
         *self = JobThread::Ended;
     }
 
+    /// Returns the processor time that the thread has taken, or `None` if it does not run or the system does not tell.
+    fn processor_time(&self) -> Option<Duration> {
+        let JobThread::Runs(thread) = *self else { return None };
+        // Nanoseconds on a processor, then other numbers.
+        let path = format!("/proc/self/task/{}/schedstat", thread.as_raw_nonzero());
+        let text = fs::read_to_string(path).ok()?;
+        text.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
+    }
+
     /// Lowers the priority of the thread, which ends with this job.
     fn give_way(&self) {
         if let JobThread::Runs(thread) = *self {
@@ -251,7 +280,7 @@ impl JobThread {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 
     use super::*;
 
@@ -383,10 +412,25 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn work_without_a_processor_has_more_time_and_an_end() {
+        let (pool, (end, ends)) = (pool(2, 1, 1), channel::<()>());
+        let limit = Duration::from_millis(10);
+        let work = move || {
+            let _ = ends.recv();
+            Ok(())
+        };
+        let asked = Instant::now();
+        let error = pool.run(&caller(1), Some(limit), work).await.unwrap_err();
+        assert!(error.status == StatusCode::SERVICE_UNAVAILABLE, "{}", error.message);
+        assert!(asked.elapsed() >= limit * BUSY_MACHINE);
+        drop(end);
+    }
+
+    #[tokio::test]
     async fn work_that_takes_too_long_goes_on_as_its_callers() {
         let (pool, (end, ends)) = (pool(2, 1, 1), channel::<()>());
         let work = move || {
-            let _ = ends.recv();
+            while ends.try_recv() == Err(TryRecvError::Empty) {}
             Ok(())
         };
         let error = pool.run(&caller(1), Some(Duration::from_millis(1)), work).await.unwrap_err();

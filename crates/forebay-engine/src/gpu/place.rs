@@ -36,10 +36,13 @@ impl Described<'_> {
             (false, false) => None,
         };
         let kv_bytes = plan.kv_in_ram_bytes();
-        let host = blocks.map(|blocks| self.host_plan(blocks, options, kv_bytes)).transpose()?;
+        // Read once: other programs, and this one, change it at any time.
+        let free_bytes = free_bytes();
+        let host = blocks.map(|blocks| self.host_plan(blocks, options, free_bytes, kv_bytes));
+        let host = host.transpose()?;
         let host_plan = host.as_ref().map(|host| host.plan.clone());
         let weights_bytes = host_plan.as_ref().map_or(0, |plan| plan.arena_bytes);
-        memory::check_cache_on_gpu(self.context, weights_bytes, free_bytes(), kv_bytes)?;
+        memory::check_cache_on_gpu(self.context, weights_bytes, free_bytes, kv_bytes)?;
         if kv_bytes > 0 && options.kv_in_vram == KvInVram::AsMuchAsFits {
             tracing::warn!(
                 "VRAM has no room for all keys and values: {} of them are in RAM, which makes long contexts slower; \

@@ -38,6 +38,7 @@ use tracing::field::Empty;
 use crate::device;
 pub use crate::gpu::OpenGpu;
 use crate::gpu::{self, Facts};
+use crate::memory::share_of;
 use crate::{CpuOffload, DeviceChoice, EngineError, SessionOptions, default_budget_bytes};
 pub use asked::{Answered, Asked};
 pub(crate) use coding::Coding;
@@ -110,6 +111,15 @@ impl PlanRequest {
             threads: options.threads,
             cpu_offload: options.cpu_offload_possible(),
             work,
+        }
+    }
+
+    /// Returns the RAM budget for weights if `kv_bytes` of keys and values are in RAM, too. A budget of the user is for weights
+    /// alone; without one, weights have their share of what keys and values leave, as in a session.
+    fn ram_bytes_beside(&self, kv_bytes: u64) -> u64 {
+        match self.ram_chosen_by_user {
+            true => self.ram_bytes,
+            false => self.ram_bytes.saturating_sub(share_of(kv_bytes)),
         }
     }
 }
@@ -321,10 +331,11 @@ impl<'a> Planner<'a> {
 
     fn on_cpu(&self, costs: &ModelCosts, request: &PlanRequest) -> Result<Plan, EngineError> {
         let weights = &self.model.weights;
-        let host = memory::host(weights, &weights.blocks, request.ram_bytes, request.policy)?;
         let free_bytes = request.ram_free_bytes.unwrap_or(u64::MAX);
         let sequences = request.work.sequences.max(1);
         let cache_bytes = |context| self.model.cache_bytes(context, sequences, request.cache);
+        let ram_bytes = request.ram_bytes_beside(cache_bytes(request.context));
+        let host = memory::host(weights, &weights.blocks, ram_bytes, request.policy)?;
         memory::check_cache(request.context, host.arena_bytes, free_bytes, cache_bytes)?;
         let placement = Placement::Ram(host.clone());
         Ok(Plan {
@@ -347,7 +358,9 @@ impl<'a> Planner<'a> {
         if !all_sub_layers {
             sub_layers.share_with_cpu(&sub_layers::rates_of(costs, &rates, &sub_layers));
         }
-        let (weights, ram, policy) = (&self.model.weights, request.ram_bytes, request.policy);
+        let (kv_bytes, free_bytes) = (vram.kv_cache_in_ram_bytes, request.ram_free_bytes);
+        let (weights, policy) = (&self.model.weights, request.policy);
+        let ram = request.ram_bytes_beside(kv_bytes);
         let placement = match slots.clone() {
             Some(slots) => {
                 let host = memory::host(weights, &memory::experts(weights), ram, policy)?;
@@ -365,7 +378,6 @@ impl<'a> Planner<'a> {
             | Placement::SubLayers { host, .. }
             | Placement::Ram(host) => Some(host.clone()),
         };
-        let (kv_bytes, free_bytes) = (vram.kv_cache_in_ram_bytes, request.ram_free_bytes);
         let weights_bytes = host.as_ref().map_or(0, |host| host.arena_bytes);
         memory::check_cache_on_gpu(
             request.context,

@@ -129,7 +129,8 @@ impl Budgets<'_> {
         vram_bytes: Option<u64>,
         ram_bytes: u64,
     ) -> Result<Plan, EngineError> {
-        self.planner.best(&PlanRequest { device, vram_bytes, ram_bytes, ..self.request.clone() })
+        let request = PlanRequest { device, vram_bytes, ram_bytes, ..self.request.clone() };
+        self.planner.best(&PlanRequest { ram_chosen_by_user: true, ..request })
     }
 
     fn by_ram(&self) -> Result<Vec<Prediction>, String> {
