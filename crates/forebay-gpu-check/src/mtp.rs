@@ -69,7 +69,7 @@ pub fn check(ordinal: usize) -> Result<Outcome> {
     Ok(worst)
 }
 
-/// Compares the layer's logits in f32 with references, and answers with proposals with those without: resident, and with slots for
+/// Compares the layer's logits in f32 with references, of which the last row follows from the token `next`, and answers with proposals with those without: resident, and with slots for
 /// few of the experts.
 ///
 /// # Errors
@@ -77,11 +77,16 @@ pub fn check(ordinal: usize) -> Result<Outcome> {
 pub fn check_references(
     path: &Path,
     ids: &[u32],
+    next: u32,
     expected: &[f32],
     ordinal: usize,
 ) -> Result<Outcome> {
     let exact = SessionOptions { exact: true, ..options(ordinal) };
-    let (_, predicted) = open(path, exact)?.logits_and_predictions(ids, None)?;
+    let mut session = open(path, exact)?;
+    let (_, mut predicted) = session.logits_and_predictions(ids, None)?;
+    // The session's own last row follows from the likeliest token, which is another one for quantised weights.
+    predicted.truncate(predicted.len() - session.vocab_size());
+    predicted.extend(session.proposal_logits(&[ids, &[next]].concat(), ids.len())?);
     let expected: Vec<f64> = expected.iter().map(|value| f64::from(*value)).collect();
     let mut worst = Outcome::of(&predicted, &expected, |_| 1.0, 1e-3);
     let resident = |options: &SessionOptions| open(path, options.clone());
