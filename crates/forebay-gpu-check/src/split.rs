@@ -118,6 +118,10 @@ fn budgets(path: &Path, options: &SessionOptions) -> Result<Vec<u64>> {
         bail!("{less:?} were asked for, but less are enough");
     }
     let all = own_bytes(&open(path, options.clone())?)?;
+    if all == least {
+        // Nothing can be left out: latent attention has no sub-layers, and the output projection is the embedding table.
+        return Ok(vec![0]);
+    }
     let mut budgets = vec![all - 1 - least];
     // If only the embedding table is left out, all sub-layers may still fit. Then this adds a budget in which one does
     // not.
