@@ -86,7 +86,7 @@ check "pack" "$FOREBAY" pack "$model" -o "$work/model.fbay"
 check "logits of the pack" same "--device $cuda" "--device $cuda" "$work/model.fbay"
 truncate -s -4096 "$work/model.fbay"
 check "a truncated pack is refused" refused 1 "error:" "$FOREBAY" logits "$work/model.fbay" --tokens 1 -o "$work/c" --device "$cuda"
-check "a small --vram is refused" refused 1 "bytes of VRAM" "${run[@]}" --device "$cuda" --vram 16MiB
+check "a small --vram is refused" refused 1 "of VRAM, but 16.00 MiB may be used" "${run[@]}" --device "$cuda" --vram 16MiB
 check "--vram 1GiB holds" env GPU="$gpu" FOREBAY="$FOREBAY" "$root/bench/vram.sh" "$model" 1GiB
 check "--threads on a GPU is refused" refused 2 "--threads" "${run[@]}" --device "$cuda" --threads 1
 check "a GPU that is not there is refused" refused 1 "there is no GPU" "${run[@]}" --device cuda:99

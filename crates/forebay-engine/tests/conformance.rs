@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use forebay_engine::{GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
 use logits::{
-    Distance, FEW_EXPERTS, GGUF, HUGGING_FACE, INDEXED, RECURRENT, References, json, numbers,
-    of_long_prompt, prompt, references_of, short_context,
+    Distance, EXACT, FEW_EXPERTS, GGUF, HUGGING_FACE, INDEXED, RECURRENT, References,
+    exact_against_llama_cpp, json, numbers, of_long_prompt, prompt, references_of, short_context,
 };
 use support::{NOT_YET, fixture};
 
@@ -39,18 +39,6 @@ fn greedy(session: &mut Session, prompt: &[u32], count: usize) -> Vec<u32> {
     session.reset();
     let options = GenerateOptions::exactly(count, Sampling::greedy());
     session.generate(prompt, &options, &mut |_| ControlFlow::Continue(())).unwrap().tokens
-}
-
-/// First row of the tolerance table: largest difference and mean KL divergence.
-const EXACT: (f64, f64) = (1e-3, 1e-7);
-
-/// Returns the limits for a comparison with llama.cpp. It computes Gemma's gate with a table of f16 values.
-fn exact_against_llama_cpp(name: &str) -> (f64, f64) {
-    match name {
-        "gemma3" | "gemma" | "grok" | "spark2_5" => (1e-2, 1e-6),
-        "gemma4_moe" | "gemma4_ple" => (0.1, 1e-4),
-        _ => EXACT,
-    }
 }
 
 fn expect_exact(

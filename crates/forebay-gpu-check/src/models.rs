@@ -12,8 +12,8 @@ use forebay_store::{FileSet, IoKind, OutputFile};
 
 use crate::harness::{Check, Outcome};
 use crate::logits::{
-    Distance, FEW_EXPERTS, GGUF, HUGGING_FACE, INDEXED, References, Widened, json, numbers,
-    of_long_prompt, prompt, references_of, short_context,
+    Distance, FEW_EXPERTS, GGUF, HUGGING_FACE, INDEXED, References, Widened,
+    exact_against_llama_cpp, json, numbers, of_long_prompt, prompt, references_of, short_context,
 };
 use crate::sessions::generate;
 
@@ -229,12 +229,8 @@ fn gguf_models(fixtures: &Path, name: &str) -> Vec<Model> {
         let file = &entry["file"];
         let file = if file.is_array() { &file[0] } else { file };
         let names = |which: &str| vec![format!("{label}.exact.{which}"), format!("F32.{which}")];
-        // llama.cpp computes Gemma's gate with a table of halves.
-        let exact_limits = match name {
-            "gemma3" => Limits { max_abs: 1e-2, kl: 1e-6, ..Limits::EXACT },
-            "gemma4_moe" | "gemma4_ple" => Limits { max_abs: 0.1, kl: 1e-4, ..Limits::EXACT },
-            _ => Limits::EXACT,
-        };
+        let (max_abs, kl) = exact_against_llama_cpp(name);
+        let exact_limits = Limits { max_abs: max_abs as f32, kl, ..Limits::EXACT };
         Model {
             name: format!("gguf/{name} {label}"),
             path: folder.join(file.as_str().unwrap_or_default()),
@@ -507,6 +503,7 @@ fn check_fast(model: &Model, ordinal: usize) -> Result<Outcome> {
         };
         let on_cpu = of_small(&mut small_on_cpu)?;
         rounded.max_abs = rounded.max_abs.max(1.5 * on_cpu.max_abs);
+        rounded.kl = rounded.kl.max(1.5 * rounded.divergence(&on_cpu));
         let distance = of_small(&mut small_cache)?;
         worst = worst.worse(rounded.judge(&format!("{which} with a q8_0 cache"), &distance));
         if which == "short" {

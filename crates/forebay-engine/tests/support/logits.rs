@@ -284,6 +284,18 @@ impl Widened for () {
     fn widened(self, _: f64, _: f64) -> Self {}
 }
 
+/// First row of the tolerance table: largest difference and mean KL divergence.
+pub const EXACT: (f64, f64) = (1e-3, 1e-7);
+
+/// Returns the limits for a comparison with llama.cpp. It computes Gemma's gate with a table of f16 values.
+pub fn exact_against_llama_cpp(name: &str) -> (f64, f64) {
+    match name {
+        "gemma3" | "gemma" | "grok" | "spark2_5" => (1e-2, 1e-6),
+        "gemma4_moe" | "gemma4_ple" => (0.1, 1e-4),
+        _ => EXACT,
+    }
+}
+
 /// Returns the limits for the long prompt of a GGUF fixture; `None` if llama.cpp computes something else than the model defines
 /// (README of the third set).
 pub fn of_long_prompt<L: Widened>(name: &str, usual: L) -> Option<L> {
