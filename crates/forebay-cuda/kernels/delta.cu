@@ -112,8 +112,8 @@ template <Rule RULE> __device__ __forceinline__ float decay_of(float raw, float 
     return expf(decay * softplus(raw));
 }
 
-// Returns the share of a key's value that is replaced.
-__device__ __forceinline__ float share_of(float b) { return 1.0f / __fadd_rn(1.0f, expf(-b)); }
+// Returns the share of a key's value that is replaced, times `scale`.
+__device__ __forceinline__ float share_of(float b, float scale) { return scale / __fadd_rn(1.0f, expf(-b)); }
 
 // Returns the factor of the norm of a head's outputs. All lanes of a warp call this.
 __device__ __forceinline__ float norm_factor(const float *outputs, int value_dim, int lane, float epsilon) {
@@ -197,11 +197,12 @@ template <Rule RULE> struct RowState {
 #define STEPS_PARAMETERS                                                                                                   \
     const float *mixed, int key_heads, int key_dim, int value_dim, int tiled, int sigmoid_gate, PRODUCT(z), PRODUCT(b),    \
         PRODUCT(a), const float *decays, const float *steps, const float *skips, const float *norm, float epsilon,         \
-        float bound, const u32 *run_words, int first_row, float *states, u64 state_floats, u64 tail_floats, float *out
+        float bound, float share_scale, const u32 *run_words, int first_row, float *states, u64 state_floats,              \
+        u64 tail_floats, float *out
 #define STEPS_ARGUMENTS                                                                                                    \
     mixed, key_heads, key_dim, value_dim, tiled, sigmoid_gate, z, z_row, z_first, z_step, b, b_row, b_first, b_step, a,    \
-        a_row, a_first, a_step, decays, steps, skips, norm, epsilon, bound, run_words, first_row, states, state_floats,    \
-        tail_floats, out
+        a_row, a_first, a_step, decays, steps, skips, norm, epsilon, bound, share_scale, run_words, first_row, states,     \
+        state_floats, tail_floats, out
 
 // Computes the steps of all tokens of a run for one value head: out [rows, value_heads, value_dim], normed and gated except for
 // MAMBA2. KIMI_DELTA has a step for each element of a key, the others have one for each head. This is for runs of few tokens: it
@@ -234,7 +235,9 @@ template <Rule RULE> __device__ __forceinline__ void compute_steps(STEPS_PARAMET
                     factors[i] = i < width ? decay_of<RULE>(step, decays[index], bound) : 0.0f;
                     if (RULE == MAMBA2) share = softplus(step);
                 }
-                if (RULE != MAMBA2 && lane == 0) share = share_of(b[at * b_row + b_first + head.group * b_step + head.inside]);
+                if (RULE != MAMBA2 && lane == 0) {
+                    share = share_of(b[at * b_row + b_first + head.group * b_step + head.inside], share_scale);
+                }
                 continue;
             }
             const float *from = in + (job == 0 ? key_heads * key_dim : 0) + head.key_head * key_dim;
@@ -285,7 +288,7 @@ STEPS(mamba2_steps, MAMBA2)
 template <Rule RULE>
 __device__ __forceinline__ void prepare(float *mixed, int key_heads, int key_dim, int heads, int value_dim, float *b, int b_row,
                                         int b_first, int b_step, float *a, int a_row, int a_first, int a_step, const float *decays,
-                                        const float *steps, float bound) {
+                                        const float *steps, float bound, float share_scale) {
     wait_for_previous();
     const int lane = threadIdx.x & 31, per_key = heads / key_heads;
     const size_t at = blockIdx.y;
@@ -306,7 +309,7 @@ __device__ __forceinline__ void prepare(float *mixed, int key_heads, int key_dim
     *own = RULE == MAMBA2 ? softplus(raw) : decay_of<RULE>(raw, decays[head], bound);
     if (RULE != MAMBA2 && element == 0) {
         float *const share = b + at * b_row + b_first + group * b_step + inside;
-        *share = share_of(*share);
+        *share = share_of(*share, share_scale);
     }
 }
 
@@ -314,9 +317,9 @@ __device__ __forceinline__ void prepare(float *mixed, int key_heads, int key_dim
     extern "C" __global__ void __launch_bounds__(128)                                                                      \
         name(float *mixed, int key_heads, int key_dim, int heads, int value_dim, float *b, int b_row, int b_first,         \
              int b_step, float *a, int a_row, int a_first, int a_step, const float *decays, const float *steps,            \
-             float bound) {                                                                                                \
+             float bound, float share_scale) {                                                                             \
         prepare<rule>(mixed, key_heads, key_dim, heads, value_dim, b, b_row, b_first, b_step, a, a_row, a_first, a_step,   \
-                      decays, steps, bound);                                                                               \
+                      decays, steps, bound, share_scale);                                                                  \
     }
 
 PREPARE(delta_prepare, GATED_DELTA)

@@ -110,18 +110,22 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
 }
 
 fn norms(architecture: &Architecture, add: &mut impl FnMut(&'static str, String)) {
-    match architecture.norms {
-        NormLayout::Pre => {}
-        NormLayout::Sandwich => {
-            add("sandwich norms", "the output of each block is normed, too".to_owned());
-        }
+    let which = match architecture.norms {
+        NormLayout::Pre | NormLayout::None => None,
+        NormLayout::Sandwich => Some(("sandwich norms", "the output of each block is normed, too")),
         NormLayout::Post => {
-            add("post-norms", "the output of each block is normed, not its input".to_owned());
+            Some(("post-norms", "the output of each block is normed, not its input"))
         }
         NormLayout::Parallel => {
-            add("parallel blocks", "attention and feed-forward take the same input".to_owned());
+            Some(("parallel blocks", "attention and feed-forward take the same input"))
         }
-        NormLayout::None => {}
+    };
+    let others = match architecture.recurrent.and_then(|of| of.norms) {
+        Some(of) if of != architecture.norms => ", except in recurrent layers",
+        _ => "",
+    };
+    if let Some((name, what)) = which {
+        add(name, format!("{what}{others}"));
     }
     if architecture.norm_form == NormForm::Layer {
         add("layer norms", "they subtract the mean".to_owned());
@@ -259,6 +263,9 @@ fn shape_words(attention: &Attention) -> String {
 fn recurrent(architecture: &Architecture, add: &mut impl FnMut(&'static str, String)) {
     let Some(shape) = &architecture.recurrent else { return };
     let name = match shape.rule {
+        StateRule::GatedDelta if shape.share_scale > 1.0 => {
+            "gated DeltaNet with negative eigenvalues"
+        }
         StateRule::GatedDelta => "gated DeltaNet",
         StateRule::KimiDelta => "Kimi Delta Attention",
         StateRule::Mamba2 => "Mamba-2",

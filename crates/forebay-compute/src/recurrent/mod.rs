@@ -302,7 +302,8 @@ impl Cpu {
                     DeltaRule::Mamba2 => step,
                     _ => {
                         let b = inputs.b.of(token);
-                        logistic(b[inputs.columns.b.of_value_head(shape, head, 1)])
+                        let raw = b[inputs.columns.b.of_value_head(shape, head, 1)];
+                        shape.share_scale * logistic(raw)
                     }
                 };
             }

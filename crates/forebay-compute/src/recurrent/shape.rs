@@ -49,6 +49,9 @@ pub struct DeltaShape {
     /// number times the logistic function of the step times the rate (GLM-5-Next), and not the softplus of the step times the
     /// rate.
     pub decay_bound: f32,
+    /// Factor of the share of replacement, with [`DeltaRule::GatedDelta`]; 1 with other rules. With 2, a state may lose twice what it
+    /// holds for a key, so its transition has eigenvalues down to -1 (Grazzi et al. 2025).
+    pub share_scale: f32,
 }
 
 impl DeltaShape {
@@ -137,7 +140,8 @@ impl DeltaShape {
         };
         let heads = heads && (self.rule != DeltaRule::Mamba || self.value_heads == 1);
         let bounded = self.decay_bound == 0.0 || self.rule == DeltaRule::KimiDelta;
-        let fits = fits && heads && norms && bounded;
+        let scaled = self.share_scale == 1.0 || self.rule == DeltaRule::GatedDelta;
+        let fits = fits && heads && norms && bounded && scaled;
         assert!(fits && self.convolution >= 2, "gated_delta: {self:?}");
     }
 }

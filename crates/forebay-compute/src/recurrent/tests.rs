@@ -263,6 +263,7 @@ impl Layer {
                     })
                     .collect();
                 let beta = logistic(at(B, token, value_column(self.columns.b, head, 1, 0)));
+                let beta = f64::from(shape.share_scale) * beta;
                 for (i, x) in state.iter_mut().enumerate() {
                     *x *= (rate * steps[i % key_dim % steps.len()]).exp();
                 }
@@ -329,6 +330,7 @@ fn shape(key_heads: usize, value_heads: usize, key_dim: usize, value_dim: usize)
         norm_width: value_dim,
         sigmoid_gate: false,
         decay_bound: 0.0,
+        share_scale: 1.0,
     }
 }
 
@@ -348,6 +350,7 @@ fn layers() -> Vec<Layer> {
         Layer::separate(DeltaShape { tiled: true, ..shape(2, 6, 24, 8) }),
         Layer::separate(DeltaShape { convolution: 2, ..shape(1, 1, 8, 40) }),
         Layer::separate(DeltaShape { sigmoid_gate: true, ..shape(2, 4, 16, 8) }),
+        Layer::apart(DeltaShape { share_scale: 2.0, ..shape(2, 4, 16, 32) }),
         Layer::by_key_head(shape(2, 4, 16, 32)),
         Layer::by_key_head(shape(4, 4, 128, 128)),
         Layer::apart(kimi(4, 16)),

@@ -44,6 +44,8 @@ pub struct DeltaShape {
     pub sigmoid_gate: bool,
     /// Logarithm of the fastest decay, with [`DeltaRule::KimiDelta`]; 0 if there is none.
     pub decay_bound: f32,
+    /// Factor of the share of replacement, with [`DeltaRule::GatedDelta`]; 1 with other rules.
+    pub share_scale: f32,
 }
 
 impl DeltaShape {
@@ -344,6 +346,7 @@ impl Gpu {
             .ptr(delta.decay, value_heads)
             .ptr(delta.step, decays)
             .float(shape.decay_bound)
+            .float(shape.share_scale)
             .run(self)?;
         // Blocks have whole warps, and all of a head's blocks as many rows.
         let of_head = shape.threads();
@@ -394,6 +397,7 @@ impl Gpu {
             .ptr(delta.norm, shape.norm_weights())
             .float(delta.epsilon)
             .float(shape.decay_bound)
+            .float(shape.share_scale)
             .ptr(runs.words, runs.count * DeltaRuns::WORDS)
             .int(runs.first_row)
             .ptr(delta.states.floats, delta.states.count * shape.state_floats())

@@ -79,6 +79,7 @@ pub const HUGGING_FACE: &[&str] = &[
     "muse_spark",
     "inkling",
     "falcon_h1",
+    "olmo_hybrid",
     // Made by a script in `fixtures/formulas`.
     "hunyuan_v1_moe",
     "hunyuan_v1_dense",
@@ -233,6 +234,7 @@ pub const RECURRENT: &[&str] = &[
     "falcon_h1",
     "jamba",
     "kimi_k3",
+    "olmo_hybrid",
 ];
 
 /// Returns the context with which a fixture's short prompt and its continuation must be computed, if it matters. Phi-3 rotates

@@ -41,6 +41,7 @@ fn over_layers(
         norm_width: value_dim,
         sigmoid_gate: false,
         decay_bound: 0.0,
+        share_scale: 1.0,
     };
     let kimi = |heads, dim| DeltaShape {
         rule: DeltaRule::KimiDelta,
@@ -57,6 +58,7 @@ fn over_layers(
         Layer::separate(shape(2, 6, 64, 32, true)),
         Layer::separate(DeltaShape { convolution: 2, ..shape(1, 1, 72, 40, false) }),
         Layer::separate(DeltaShape { sigmoid_gate: true, ..shape(2, 4, 16, 16, false) }),
+        Layer::apart(DeltaShape { share_scale: 2.0, ..shape(2, 4, 16, 32, false) }),
         Layer::by_key_head(shape(2, 4, 128, 128, false)),
         Layer::by_key_head(shape(1, 2, 256, 64, false)),
         Layer::apart(kimi(3, 16)),
@@ -184,6 +186,7 @@ impl Layer {
             norm_width: channels,
             sigmoid_gate: false,
             decay_bound: 0.0,
+            share_scale: 1.0,
         };
         let columns = |first| CpuColumns { first, step: channels };
         let all = DeltaColumns {
@@ -353,6 +356,7 @@ impl Layer {
             norm_width: of.norm_width,
             sigmoid_gate: of.sigmoid_gate,
             decay_bound: of.decay_bound,
+            share_scale: of.share_scale,
         };
         let rows = |index: usize| ProductRows { values: &products[index], row: self.widths[index] };
         let inputs = DeltaInputs {

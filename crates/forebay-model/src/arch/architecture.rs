@@ -27,6 +27,7 @@ pub struct Architecture {
     pub norm_epsilon: f32,
     /// Number that norms of the outputs of blocks add to the mean of squares.
     pub post_norm_epsilon: f32,
+    /// Position of the norms in a layer, unless [`Recurrent::norms`] gives another one for recurrent layers.
     pub norms: NormLayout,
     /// What the norms of the residual stream compute.
     #[serde(skip)]
@@ -654,6 +655,11 @@ impl Architecture {
     /// the hidden size before, which changes no more than what the epsilon is compared with.
     pub(crate) fn layer_norm_epsilon(&self) -> f32 {
         self.norm_epsilon * self.hidden as f32
+    }
+
+    /// Returns the number that norms of recurrent layers' outputs add to the mean of squares.
+    pub(crate) fn delta_epsilon(&self) -> f32 {
+        self.recurrent.and_then(|of| of.norm_epsilon).unwrap_or(self.norm_epsilon)
     }
 
     /// Returns the number that norms of the residual stream add to the mean of squares.

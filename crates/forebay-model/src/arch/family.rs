@@ -91,6 +91,8 @@ pub struct Rotation {
     pub rotates: bool,
     /// Base of the rotation, if Hugging Face folders need not say it.
     pub theta: f64,
+    /// True if `config.json` says that queries and keys are rotated by giving the base of the rotation.
+    pub rotates_with_base: bool,
     /// Layout of the pairs that rotate together. GGUF's converter reorders q and k for some families.
     pub gguf: RopeLayout,
     pub huggingface: RopeLayout,
@@ -119,6 +121,12 @@ pub struct Recurrence {
     pub sigmoid_gate: bool,
     /// True if GGUF files hold rates of decay as positive numbers.
     pub positive_rates: bool,
+    /// Factor of the share of replacement of the gated delta rule, unless a configuration says otherwise.
+    pub share_scale: f32,
+    /// Number that the norm of outputs of the gated delta rule adds to the mean of squares, if it is not that of other norms.
+    pub norm_epsilon: Option<f32>,
+    /// Position of the norms in layers with the gated delta rule, if it is not that in other layers.
+    pub norms: Option<NormLayout>,
 }
 
 /// Feed-forwards and mixtures of experts.
@@ -346,6 +354,7 @@ impl Rotation {
     pub(super) const BASE: Rotation = Rotation {
         rotates: true,
         theta: 10_000.0,
+        rotates_with_base: false,
         gguf: RopeLayout::Neox,
         huggingface: RopeLayout::Neox,
         of_windows: None,
@@ -370,6 +379,9 @@ impl Recurrence {
         decay_bound: 0.0,
         sigmoid_gate: false,
         positive_rates: false,
+        share_scale: 1.0,
+        norm_epsilon: None,
+        norms: None,
     };
 }
 

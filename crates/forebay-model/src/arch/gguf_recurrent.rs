@@ -75,6 +75,9 @@ pub(super) fn recurrent(
                 factors: RecurrentFactors::ONE,
                 sigmoid_gate: family.recurrence.sigmoid_gate,
                 decay_bound: 0.0,
+                share_scale: family.recurrence.share_scale,
+                norm_epsilon: family.recurrence.norm_epsilon,
+                norms: family.recurrence.norms,
             })
         }
         StateRule::Mamba => Ok(Recurrent::mamba(

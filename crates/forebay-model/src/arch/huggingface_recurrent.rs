@@ -91,6 +91,9 @@ pub(super) fn recurrent(
                 factors: RecurrentFactors::ONE,
                 sigmoid_gate: has_sigmoid_gate(config, family)?,
                 decay_bound: 0.0,
+                share_scale: share_scale(config, family)?,
+                norm_epsilon: family.recurrence.norm_epsilon,
+                norms: family.recurrence.norms,
             })
         }
         StateRule::KimiDelta => kimi(config, family),
@@ -105,6 +108,12 @@ pub(super) fn recurrent(
             Ok(Recurrent::short_convolution(channels, config.count("conv_L_cache")?))
         }
     }
+}
+
+/// Returns the factor of the share of replacement. Configurations of OLMo Hybrid say whether eigenvalues may be negative.
+fn share_scale(config: &Config<'_>, family: &Family) -> Result<f32, ModelError> {
+    let said = config.flag("linear_allow_neg_eigval")?;
+    Ok(said.map_or(family.recurrence.share_scale, |negative| if negative { 2.0 } else { 1.0 }))
 }
 
 /// Returns true if the sigmoid of the gate gates the output, and not its SiLU.
@@ -215,6 +224,9 @@ fn mamba2(
         factors: factors(config, multipliers)?,
         sigmoid_gate: false,
         decay_bound: 0.0,
+        share_scale: 1.0,
+        norm_epsilon: None,
+        norms: None,
     })
 }
 

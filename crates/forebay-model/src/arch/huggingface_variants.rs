@@ -117,7 +117,7 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
     if config.list("use_rope_layers")?.is_some_and(|layers| !layers.is_empty()) {
         return refuse("use_rope_layers", "set", "forebay knows rotations by kind of layer only");
     }
-    for key in ["use_rotary_pos_emb", "mamba_use_mlp"] {
+    for key in ["use_rotary_pos_emb", "mamba_use_mlp", "linear_use_gate"] {
         if config.flag(key)? == Some(false) {
             return refuse(key, "false", "forebay does not know this variant");
         }

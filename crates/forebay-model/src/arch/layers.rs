@@ -3,7 +3,7 @@
 use forebay_compute::Gating;
 
 use super::architecture::{
-    Architecture, Attention, FeedForward, Gatings, Latent, Layer, Mixer, Rope,
+    Architecture, Attention, FeedForward, Gatings, Latent, Layer, Mixer, NormLayout, Rope,
 };
 use super::recurrent::STATES_PER_SEQUENCE;
 use crate::ModelError;
@@ -76,6 +76,12 @@ impl Architecture {
     /// Returns the number of layers through which every token goes: all but the predicting one.
     pub fn main_layers(&self) -> usize {
         self.layers.len() - usize::from(self.mtp.is_some())
+    }
+
+    /// Returns the position of the norms in a layer.
+    pub fn norms_of(&self, layer: usize) -> NormLayout {
+        let own = self.recurrent.filter(|_| self.layers[layer].mixer == Mixer::Recurrent);
+        own.and_then(|of| of.norms).unwrap_or(self.norms)
     }
 
     /// Returns the shape of an attention layer.

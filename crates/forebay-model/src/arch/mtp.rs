@@ -129,7 +129,7 @@ impl Architecture {
             && self.streams.is_none()
             && self.ngrams.is_none()
             && self.layer_embeddings.is_none()
-            && self.norms == NormLayout::Pre
+            && (0..self.layers.len()).all(|layer| self.norms_of(layer) == NormLayout::Pre)
             && self.embedding_norm == EmbeddingNorm::None
             && self.convolutions.is_none()
             && self.residual_gates.is_none()

@@ -62,6 +62,10 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("delta_qkvz", "", "linear_attn.in_proj_qkvz.weight"),
     ("delta_qkv", "attn_qkv.weight", "linear_attn.in_proj_qkv.weight"),
     ("delta_z", "attn_gate.weight", "linear_attn.in_proj_z.weight"),
+    // OLMo Hybrid has a matrix for each.
+    ("delta_q", "", "linear_attn.q_proj.weight"),
+    ("delta_k", "", "linear_attn.k_proj.weight"),
+    ("delta_v", "", "linear_attn.v_proj.weight"),
     ("delta_ba", "ssm_ba.weight", "linear_attn.in_proj_ba.weight"),
     ("delta_b", "ssm_beta.weight", "linear_attn.in_proj_b.weight"),
     ("delta_a", "ssm_alpha.weight", "linear_attn.in_proj_a.weight"),
@@ -335,6 +339,13 @@ impl Names {
                 },
             },
         }
+    }
+
+    /// Returns another name that a tensor of layer `layer` may have in folders of the family, if there is one: that with the role
+    /// and `_renamed`.
+    pub fn renamed(&self, layer: usize, role: &str) -> Option<String> {
+        let role = format!("{role}_renamed");
+        with_role(self.family.files.names, &role).map(|_| self.layer(layer, &role))
     }
 
     /// Returns the name of a tensor of layer `layer` by its role in the decoder.

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::architecture::NormLayout;
 use super::check::{check, check_size};
 use crate::ModelError;
 
@@ -34,6 +35,13 @@ pub struct Recurrent {
     pub sigmoid_gate: bool,
     /// Logarithm of the fastest decay, with [`StateRule::KimiDelta`]; 0 if there is none (GLM-5-Next).
     pub decay_bound: f32,
+    /// Factor of the share of replacement, with [`StateRule::GatedDelta`]; 1 with other rules. With 2, transitions of the state have
+    /// eigenvalues down to -1 (OLMo Hybrid).
+    pub share_scale: f32,
+    /// Number that the norm of outputs adds to the mean of squares, if it is not that of other norms.
+    pub norm_epsilon: Option<f32>,
+    /// Position of the norms in recurrent layers, if it is not that in other layers.
+    pub norms: Option<NormLayout>,
 }
 
 /// Factors of a Mamba-2 recurrence (Falcon-H1). GGUF files have them in their weights.
@@ -168,6 +176,9 @@ impl Recurrent {
             factors: RecurrentFactors::ONE,
             sigmoid_gate: true,
             decay_bound: 0.0,
+            share_scale: 1.0,
+            norm_epsilon: None,
+            norms: None,
         }
     }
 
@@ -187,6 +198,9 @@ impl Recurrent {
             factors: RecurrentFactors::ONE,
             sigmoid_gate: false,
             decay_bound: 0.0,
+            share_scale: 1.0,
+            norm_epsilon: None,
+            norms: None,
         }
     }
 

@@ -81,7 +81,7 @@ impl Architecture {
             && !self.layer_scales
             && self.layer_embeddings.is_none()
             && !own_norms
-            && !self.norms.after();
+            && !(0..self.layers.len()).any(|layer| self.norms_of(layer).after());
         check(
             "residual streams",
             count,

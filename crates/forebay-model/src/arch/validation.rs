@@ -53,7 +53,8 @@ impl Architecture {
             check(key, factor, factor.is_finite() && factor > 0.0, "it must be positive")?;
         }
         // A divided stream differs from the true one wherever no norm takes it.
-        let is_normed = self.norms.before() && self.layer_embeddings.is_none();
+        let is_normed = (0..self.layers.len()).all(|layer| self.norms_of(layer).before())
+            && self.layer_embeddings.is_none();
         check(
             "scale of outputs added to the residual stream",
             self.residual_scale,

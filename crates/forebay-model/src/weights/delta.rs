@@ -146,15 +146,27 @@ impl LayerBuilder<'_> {
         let (channels, width) = (shape.channels(), shape.convolution);
         let keys = shape.key_heads * shape.key_dim;
         let all = [("delta_convolution", channels)];
-        let apart = [
+        let mut apart = [
             ("delta_convolution_q", keys),
             ("delta_convolution_k", keys),
             ("delta_convolution_v", shape.value_width()),
         ];
-        let tensors_of: &[(&str, usize)] = match shape.rule {
-            StateRule::KimiDelta => &apart,
-            _ => &all,
+        let is_apart = match shape.rule {
+            StateRule::KimiDelta => true,
+            StateRule::GatedDelta => tensors.optional(&self.name(apart[0].0)).is_some(),
+            StateRule::Mamba | StateRule::Mamba2 | StateRule::ShortConvolution => false,
         };
+        // Transformers 5 joins the three and writes them as equal parts, which do not end where queries and keys do.
+        let rows = |role: &str| {
+            let shape = &tensors.optional(&self.name(role))?.shape;
+            shape.first().and_then(|rows| usize::try_from(*rows).ok())
+        };
+        if let [Some(q), Some(k), Some(v)] = apart.map(|(role, _)| rows(role))
+            && q.checked_add(k).and_then(|rows| rows.checked_add(v)) == Some(channels)
+        {
+            apart.iter_mut().zip([q, k, v]).for_each(|(of, rows)| of.1 = rows);
+        }
+        let tensors_of: &[(&str, usize)] = if is_apart { &apart } else { &all };
         let mut by_channel = Vec::with_capacity(channels * width);
         for (role, channels) in tensors_of {
             by_channel.extend(tensors.convolution(&self.name(role), *channels, width)?);
@@ -260,7 +272,7 @@ impl LayerBuilder<'_> {
     }
 
     /// Adds the projections of the gated delta rule. Files hold queries, keys, values and gates in one matrix, ordered by key
-    /// head, or in two. The same holds for the shares of replacement and steps.
+    /// head, in two, or in four. The same holds for the shares of replacement and steps.
     fn gated_delta(
         &self,
         tensors: &Tensors<'_>,
@@ -277,15 +289,21 @@ impl LayerBuilder<'_> {
             products.push(self.matrix(tensors, dense, role, rows, hidden)?);
             Ok::<_, ModelError>(products.len() - 1)
         };
-        let (qkv, z, [q_at, k_at, v_at, z_at]) = if has("delta_qkvz") {
+        let ([q, k, v, z], [q_at, k_at, v_at, z_at]) = if has("delta_qkvz") {
             let all = add("delta_qkvz", 2 * (keys + values))?;
             let step = 2 * (dim + of_values);
             let first = [0, dim, 2 * dim, 2 * dim + of_values];
-            (all, all, first.map(|first| columns(first, step)))
+            ([all; 4], first.map(|first| columns(first, step)))
+        } else if has("delta_q") {
+            let rows = [("delta_q", keys), ("delta_k", keys), ("delta_v", values)];
+            let [q, k, v] = rows.map(|(role, rows)| add(role, rows));
+            let (z, [of_key, of_value]) =
+                (add("delta_z", values), [dim, of_values].map(|step| columns(0, step)));
+            ([q?, k?, v?, z?], [of_key, of_key, of_value, of_value])
         } else {
             let (qkv, z) = (add("delta_qkv", 2 * keys + values)?, add("delta_z", values)?);
             let [q, k] = [0, keys].map(|first| columns(first, dim));
-            (qkv, z, [q, k, columns(2 * keys, of_values), columns(0, of_values)])
+            ([qkv, qkv, qkv, z], [q, k, columns(2 * keys, of_values), columns(0, of_values)])
         };
         let (b, a, [b_at, a_at]) = if has("delta_ba") {
             let both = add("delta_ba", 2 * heads)?;
@@ -296,7 +314,7 @@ impl LayerBuilder<'_> {
         Ok(Projections {
             products,
             second: Vec::new(),
-            parts: DeltaParts { q: qkv, k: qkv, v: qkv, z, b, a },
+            parts: DeltaParts { q, k, v, z, b, a },
             columns: DeltaColumns { q: q_at, k: k_at, v: v_at, z: z_at, b: b_at, a: a_at },
             factors: None,
             selective: None,

@@ -86,7 +86,7 @@ impl LayerBuilder<'_> {
         };
         let embeddings = self.embeddings(tensors, &mut dense)?;
         let biases = self.dense_biases(tensors, described)?;
-        let norms = self.architecture.norms;
+        let norms = self.architecture.norms_of(self.index);
         let [before, after] = [norms.before(), norms.after()].map(|has| has.then_some(hidden));
         let (has_mixer, has_feed_forward) = (mixer != Mixer::None, !described.is_none());
         let [mixer_norm, mixer_post_norm] = [before, after].map(|of| of.filter(|_| has_mixer));
@@ -292,7 +292,16 @@ impl LayerBuilder<'_> {
         role: &str,
         length: Option<usize>,
     ) -> Result<Option<Vec<f32>>, ModelError> {
-        length.map(|length| tensors.norm(&self.name(role), length)).transpose()
+        let name = self.norm_name(tensors, role);
+        length.map(|length| tensors.norm(&name, length)).transpose()
+    }
+
+    /// Returns the name of a norm in the files: of two that it may have, the one that is there.
+    fn norm_name(&self, tensors: &Tensors<'_>, role: &str) -> String {
+        let name = self.name(role);
+        let renamed = self.names.renamed(self.index, role);
+        let is_there = |name: &String| tensors.optional(name).is_some();
+        renamed.filter(|renamed| !is_there(&name) && is_there(renamed)).unwrap_or(name)
     }
 
     /// Returns the role of the norm before the feed-forward.
@@ -311,7 +320,7 @@ impl LayerBuilder<'_> {
         role: &str,
         length: Option<usize>,
     ) -> Result<Option<Vec<f32>>, ModelError> {
-        let (form, name) = (self.architecture.norm_form, self.name(role));
+        let (form, name) = (self.architecture.norm_form, self.norm_name(tensors, role));
         length.map(|length| tensors.stream_norm(form, &name, length)).transpose()
     }
 

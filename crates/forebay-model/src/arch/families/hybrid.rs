@@ -2,7 +2,7 @@
 
 use forebay_compute::{Gating, RopeLayout, Scoring};
 
-use super::super::architecture::QkNorm;
+use super::super::architecture::{NormLayout, QkNorm};
 use super::super::family::{
     Attention, Ends, Factors, Family, FeedForward, Files, Layers, OwnNames, Recurrence, Rotation,
 };
@@ -109,6 +109,21 @@ pub(super) const FAMILIES: &[Family] = &[
         },
         ..Family::BASE
     },
+    Family {
+        name: "olmo_hybrid",
+        files: Files { huggingface: &["olmo_hybrid"], names: OLMO_HYBRID, ..Files::BASE },
+        attention: Attention { qk_norm: QkNorm::WholeProjection, ..Attention::BASE },
+        rotation: Rotation { rotates: false, rotates_with_base: true, ..Rotation::BASE },
+        recurrence: Recurrence {
+            rule: Some(StateRule::GatedDelta),
+            share_scale: 2.0,
+            norm_epsilon: Some(1e-5),
+            norms: Some(NormLayout::Pre),
+            ..Recurrence::BASE
+        },
+        layers: Layers { norms: NormLayout::Post, ..Layers::BASE },
+        ..Family::BASE
+    },
 ];
 
 const FALCON_H1: OwnNames = &[
@@ -123,6 +138,23 @@ const FALCON_H1: OwnNames = &[
     ("delta_convolution_bias", "", "mamba.conv1d.bias"),
     ("delta_norm", "", "mamba.norm.weight"),
     ("delta_o", "", "mamba.out_proj.weight"),
+];
+
+/// Roles with `_renamed` are the names inside transformers 5, which also renames other norms when it saves a model.
+const OLMO_HYBRID: OwnNames = &[
+    ("attention_norm", "", "attention_layer_norm.weight"),
+    ("attention_norm_renamed", "", "input_layernorm.weight"),
+    ("feed_forward_norm", "", "feedforward_layer_norm.weight"),
+    ("feed_forward_norm_renamed", "", "post_attention_layernorm.weight"),
+    ("attention_post_norm_renamed", "", "feedforward_layer_norm.weight"),
+    ("delta_z", "", "linear_attn.g_proj.weight"),
+    ("delta_b", "", "linear_attn.b_proj.weight"),
+    ("delta_a", "", "linear_attn.a_proj.weight"),
+    ("delta_convolution_q", "", "linear_attn.q_conv1d.weight"),
+    ("delta_convolution_k", "", "linear_attn.k_conv1d.weight"),
+    ("delta_convolution_v", "", "linear_attn.v_conv1d.weight"),
+    ("delta_norm", "", "linear_attn.o_norm.weight"),
+    ("delta_o", "", "linear_attn.o_proj.weight"),
 ];
 
 const NEMOTRON_H_NAMES: OwnNames = &[

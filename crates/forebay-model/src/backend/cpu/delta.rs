@@ -148,7 +148,7 @@ impl CpuBackend {
             step: &weights.step,
             skip: weights.skip.as_deref(),
             norm: &weights.norm,
-            epsilon: step.architecture.norm_epsilon,
+            epsilon: step.architecture.delta_epsilon(),
         };
         let buffer = &mut at.scratch[..count * shape.scratch_floats()];
         let out = match step.layer_weights().beside {

@@ -45,6 +45,7 @@ impl Recurrent {
             norm_width: self.norm_width,
             sigmoid_gate: self.sigmoid_gate,
             decay_bound: self.decay_bound,
+            share_scale: self.share_scale,
         }
     }
 }

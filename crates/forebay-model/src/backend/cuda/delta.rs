@@ -117,7 +117,7 @@ impl CudaBackend {
             step: floats.offset(vectors.step),
             skip: optional(floats, vectors.skip),
             norm: floats.offset(vectors.norm),
-            epsilon: step.architecture.norm_epsilon,
+            epsilon: step.architecture.delta_epsilon(),
             states: DeltaStates {
                 floats: self.arena.kv(states).cast(),
                 count: STATES_PER_SEQUENCE * self.plan.kv.sequences(),

@@ -26,5 +26,6 @@ pub(super) fn device_shape(of: &Recurrent) -> DeltaShape {
         norm_width: of.norm_width,
         sigmoid_gate: of.sigmoid_gate,
         decay_bound: of.decay_bound,
+        share_scale: of.share_scale,
     }
 }
