@@ -192,7 +192,9 @@ fn proportional_factors(share: f64, pairs: usize) -> RopeFactors {
 /// Returns true if queries and keys are rotated.
 pub(super) fn rotates(config: &Config<'_>, family: &Family) -> Result<bool, ModelError> {
     let said = config.text("position_embedding_type")?;
-    let has_base = Parameters::of(config, None)?.float("rope_theta")?.is_some();
-    let with_base = family.rotation.rotates_with_base && has_base;
-    Ok(family.rotation.rotates || said == Some("rope") || with_base)
+    if family.rotation.rotates || said == Some("rope") {
+        return Ok(true);
+    }
+    let by_base = family.rotation.rotates_with_base;
+    Ok(by_base && Parameters::of(config, None)?.float("rope_theta")?.is_some())
 }
