@@ -42,4 +42,4 @@ pub use recurrent::{
 };
 pub use row_kind::RowKind;
 pub use short_convolution::ShortConvolution;
-pub use streams::{STREAMS_MAX, StreamMixing, StreamShape};
+pub use streams::{STREAMS_MAX, StreamMixing, StreamPrediction, StreamShape};

@@ -5,7 +5,7 @@ use forebay_format::{Catalog, TensorInfo};
 use forebay_model::Architecture;
 use forebay_model::arch::{
     Attention, AttentionBias, EmbeddingNorm, Experts, FeedForward, IndexerRule, Latent, LatentNorm,
-    NormLayout, OutputGate, QkNorm, Rope, StateRule, StreamRule, Streams,
+    Layer, NormLayout, OutputGate, QkNorm, Rope, StateRule, StreamRule, Streams,
 };
 use serde::Serialize;
 
@@ -43,6 +43,13 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
         Gating::PlainGelu | Gating::PlainGeluTanh => {
             add("GELU", "feed-forwards without a gate".to_owned());
         }
+    }
+    let is_sparse =
+        |layer: &&Layer| matches!(layer.feed_forward, FeedForward::Dense { cut: Some(_), .. });
+    let sparse = architecture.layers.iter().filter(is_sparse).count();
+    if sparse > 0 {
+        let words = format!("{sparse} layers use the gates that stand out, and 0 for the others");
+        add("sparse activations", words);
     }
     experts(architecture, &mut add);
     let by_token = architecture.expert_layers().filter(|of| of.by_token).count();
@@ -148,6 +155,14 @@ fn streams(architecture: &Architecture, add: &mut impl FnMut(&'static str, Strin
             let kept = count - 1;
             let words = format!("{kept} states, one of every {period} layers, beside the last");
             add("attention over earlier residuals", words);
+        }
+        Some(Streams { count, rule: StreamRule::Predicted { branch_rank, .. } }) => {
+            let words =
+                format!("layers compute one of {count} residual streams and predict the others");
+            add("alternating updates (AltUp)", words);
+            let words =
+                format!("a branch of rank {branch_rank} beside the attention of every layer");
+            add("augmented residuals (LAuReL)", words);
         }
     }
 }

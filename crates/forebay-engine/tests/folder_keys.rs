@@ -20,7 +20,9 @@ use tempfile::TempDir;
 /// Returns a folder of every `model_type` among the fixtures.
 fn folders() -> Vec<PathBuf> {
     let sets = support::sets().into_iter();
-    let sets = sets.map(|set| set.join("models")).chain([support::formulas()]);
+    let own = support::formulas();
+    let own = [own.with_file_name("models"), own];
+    let sets = sets.map(|set| set.join("models")).chain(own);
     let entries = sets.filter_map(|set| std::fs::read_dir(set).ok()).flatten();
     let mut folders: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     folders.sort();
@@ -67,9 +69,10 @@ fn is_head(name: &str) -> bool {
 }
 
 /// Families whose configuration class in transformers ties by default.
-const TIES: [&str; 15] = [
+const TIES: [&str; 16] = [
     "gemma2",
     "gemma3",
+    "gemma3n",
     "gemma4",
     "gemma",
     "ernie4_5",

@@ -16,8 +16,8 @@ pub enum ModelError {
     )]
     UnknownArchitecture { name: String, known: String },
     #[error(
-        "forebay runs '{name}' from Hugging Face folders (safetensors) only, not from GGUF files: download a \
-         repository with the safetensors of this model"
+        "forebay runs '{name}' from Hugging Face folders (safetensors) only, not from GGUF files, because there is no reference to \
+         check its GGUF form with: download a repository with the safetensors of this model"
     )]
     FolderOnly { name: String },
     #[error(

@@ -2,6 +2,7 @@
 //! bits for every number of threads: the work is divided by the shape of the data, never by the
 //! size of the pool.
 
+mod cut;
 mod elementwise;
 mod gating;
 mod mix;

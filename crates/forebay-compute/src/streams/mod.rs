@@ -3,17 +3,20 @@
 //! A row of the residual stream is `[streams, width]`. Three rules are known. Manifold-constrained hyper-connections (Xie et al.
 //! 2026, "mHC") mix the streams with a matrix whose rows and columns sum to 1; independent ones (Hy4) have no matrix. Gated
 //! residuals (Qwen4) read every element with a gate of its own, and leave the streams as they are. A bank (Kimi K3) keeps
-//! earlier states of one stream.
+//! earlier states of one stream. Alternating updates (Gemma 3n) compute one stream, and predict and correct the others.
 
 mod bank;
 mod coefficients;
 mod gated;
 mod mixed;
+mod predicted;
 #[cfg(test)]
 mod tests;
 
 use crate::cpu::Cpu;
 use crate::simd::{LANES, Simd};
+
+pub use predicted::StreamPrediction;
 
 /// Most streams of a row.
 pub const STREAMS_MAX: usize = 16;

@@ -24,6 +24,7 @@ mod matvec;
 mod needed;
 mod ngrams;
 mod norm;
+mod predicted_streams;
 mod prompts;
 mod quantize;
 mod router;
@@ -70,6 +71,7 @@ pub use matvec::{DECODE_ROWS, Pairing};
 pub use needed::{ModelKernels, modules_needed};
 pub use ngrams::NGramRows;
 pub use norm::{Added, Converted, Norm, NormForm, Normed};
+pub use predicted_streams::StreamPrediction;
 pub use quantize::{RoundedActivations, TiledActivations};
 pub use router::{
     RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, RouterScoring, SortedPairs,

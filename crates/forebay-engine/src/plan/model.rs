@@ -255,7 +255,9 @@ fn more_kernels(architecture: &Architecture, index: usize, layer: &LayerWeights)
     let post_norms = post_norms.into_iter().flatten().count();
     let rows =
         5 * usize::from(layer.embeddings.is_some()) + 6 * usize::from(layer.ngrams.is_some());
-    attention + beside + entries + shared + latent + 3 * layer.streams().count() + post_norms + rows
+    let predicted = 8 * usize::from(layer.predicted.is_some());
+    let streams = 3 * layer.streams().count() + predicted;
+    attention + beside + entries + shared + latent + streams + post_norms + rows
 }
 
 impl ModelCosts {
@@ -288,6 +290,9 @@ impl ModelCosts {
                 }
             };
             dense.extend(layer.streams().flat_map(StreamWeights::matrices));
+            if let Some(of) = &layer.predicted {
+                dense.extend([&of.left, &of.right]);
+            }
             if let Some(of) = &layer.ngrams {
                 dense.extend([&of.key, &of.value]);
             }

@@ -80,6 +80,10 @@ pub const HUGGING_FACE: &[&str] = &[
     "inkling",
     "falcon_h1",
     "olmo_hybrid",
+    "gemma3n",
+    // Of the project's own set.
+    "gemma",
+    "vaultgemma",
     // Made by a script in `fixtures/formulas`.
     "hunyuan_v1_moe",
     "hunyuan_v1_dense",

@@ -26,6 +26,7 @@ mod ngrams;
 mod norm;
 mod paged;
 mod pools;
+mod predicted_streams;
 mod quantize;
 mod router;
 mod row_factors;
@@ -52,6 +53,7 @@ pub fn checks() -> Vec<Check> {
         layer_embeddings::checks(),
         ngrams::checks(),
         streams::checks(),
+        predicted_streams::checks(),
         router::checks(),
         row_factors::checks(),
         fetch::checks(),

@@ -90,6 +90,8 @@ pub struct Architecture {
 pub struct LayerEmbeddings {
     /// Number of elements of a token's row for one layer.
     pub width: usize,
+    /// Number of tokens that have rows. Others, which stand for images and sound, use the first row.
+    pub tokens: usize,
 }
 
 impl LayerEmbeddings {
@@ -423,6 +425,9 @@ pub enum FeedForward {
     /// Feed-forward of this width.
     Dense {
         width: usize,
+        /// What is subtracted from a token's gates before their function, in standard deviations above their mean. Gates below it
+        /// are 0 (Gemma 3n).
+        cut: Option<f32>,
     },
     Experts(Experts),
 }
@@ -609,7 +614,7 @@ impl Architecture {
     /// Returns the width of the widest dense feed-forward; 0 if every layer has experts.
     pub(crate) fn dense_width(&self) -> usize {
         let widths = self.layers.iter().map(|layer| match layer.feed_forward {
-            FeedForward::Dense { width } => width,
+            FeedForward::Dense { width, .. } => width,
             FeedForward::None | FeedForward::Experts(_) => 0,
         });
         widths.max().unwrap_or(0)

@@ -178,6 +178,17 @@ pub struct FeedForward {
     pub adjusted_width: bool,
     /// True if GGUF files give the widths of gate and up together (Qwen 1).
     pub doubled_width: bool,
+    /// The first layers whose gates are sparse unless `config.json` says something else.
+    pub sparse_layers: Option<SparseLayers>,
+}
+
+/// Layers with sparse gates.
+#[derive(Debug, Clone, Copy)]
+pub struct SparseLayers {
+    /// Number of these layers, of models that have more layers. Others have none.
+    pub layers: usize,
+    /// Share of the gates that are 0.
+    pub share: f64,
 }
 
 /// The order of a layer's parts, and what it does with the residual stream.
@@ -410,6 +421,7 @@ impl FeedForward {
         limits_by_layer: false,
         adjusted_width: false,
         doubled_width: false,
+        sparse_layers: None,
     };
 
     /// Experts that a sigmoid scores and a bias corrects (DeepSeek-V3).

@@ -1,4 +1,4 @@
-//! The width of a dense feed-forward in `config.json`.
+//! The width of a dense feed-forward in `config.json`, and how sparse its gates are.
 
 use serde_json::Value;
 
@@ -52,6 +52,61 @@ pub(super) fn feed_forward_width(
     })
 }
 
+/// Key of the shares of gates that are 0, one for each layer or one for all.
+const SPARSITY: &str = "activation_sparsity_pattern";
+
+/// Returns what is subtracted from the gates of layer `index`, in standard deviations above their mean, if they are sparse.
+pub(super) fn cut(
+    config: &Config<'_>,
+    family: &Family,
+    index: usize,
+) -> Result<Option<f32>, ModelError> {
+    let share = match config.set(SPARSITY) {
+        None => {
+            let Some(of) = family.feed_forward.sparse_layers else { return Ok(None) };
+            let is_sparse = index < of.layers && config.count("num_hidden_layers")? > of.layers;
+            if is_sparse { of.share } else { 0.0 }
+        }
+        Some(value) => {
+            let said = value.as_array().map_or(Some(value), |list| list.get(index));
+            let share = said.and_then(Value::as_f64).filter(|share| (0.0..1.0).contains(share));
+            share.ok_or_else(|| ModelError::BadValue {
+                key: format!("{SPARSITY} of layer {index}"),
+                value: said.map_or("none".into(), short),
+                expected: "it must be a number from 0 to less than 1".into(),
+            })?
+        }
+    };
+    Ok((share > 0.0).then(|| deviations(share) as f32))
+}
+
+/// Returns the number below which a normally distributed number with mean 0 and variance 1 is with this probability.
+fn deviations(probability: f64) -> f64 {
+    // Halves of the interval: beyond 9, the distribution differs from 0 and 1 by less than an f64 shows.
+    let (mut low, mut high) = (-9.0, 9.0);
+    for _ in 0..60 {
+        let middle = f64::midpoint(low, high);
+        if normal_distribution(middle) < probability {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    f64::midpoint(low, high)
+}
+
+/// Returns the distribution function of the normal distribution, by the series of its density times odd powers.
+fn normal_distribution(x: f64) -> f64 {
+    let (mut term, mut sum, mut odd) = (x, x, 1.0);
+    while term.abs() > 1e-18 * sum.abs() {
+        odd += 2.0;
+        term *= x * x / odd;
+        sum += term;
+    }
+    let density = (-0.5 * x * x).exp() / std::f64::consts::TAU.sqrt();
+    0.5 + density * sum
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::families::by_name;
@@ -78,6 +133,38 @@ mod tests {
         let exact = json!({ "intermediate_size": 150, "block_ffn_dim_multiplier": null });
         assert_eq!(width("lfm2", exact).unwrap(), 100);
         assert_eq!(width("lfm2moe", json!({ "intermediate_size": 150 })).unwrap(), 150);
+    }
+
+    #[test]
+    fn shares_become_standard_deviations() {
+        // Published tables of the normal distribution.
+        for (share, expected) in
+            [(0.5, 0.0), (0.9, 1.281_551_565_5), (0.95, 1.644_853_627), (0.001, -3.090_232_306)]
+        {
+            assert!((deviations(share) - expected).abs() < 1e-8, "{share}");
+        }
+        for share in [1e-12, 1.0 - 1e-12] {
+            assert!((deviations(share).abs() - 7.034).abs() < 1e-3, "{share}");
+        }
+    }
+
+    #[test]
+    fn sparsity_is_by_layer_or_the_same_for_all() {
+        let of = |json: Value, index: usize| {
+            let config = Config::new(&json, "gemma3n");
+            cut(&config, by_name("gemma3n").unwrap(), index)
+        };
+        let by_layer = json!({ "activation_sparsity_pattern": [0.9, 0.0] });
+        assert!((of(by_layer.clone(), 0).unwrap().unwrap() - 1.281_551_6).abs() < 1e-6);
+        assert_eq!(of(by_layer.clone(), 1).unwrap(), None);
+        for json in [by_layer, json!({ "activation_sparsity_pattern": 1.0 })] {
+            let said = of(json, 2).unwrap_err().to_string();
+            assert!(said.contains("activation_sparsity_pattern of layer 2"), "{said}");
+        }
+        for (layers, index, expected) in [(35, 9, true), (35, 10, false), (10, 9, false)] {
+            let usual = json!({ "num_hidden_layers": layers, "activation_sparsity_pattern": null });
+            assert_eq!(of(usual, index).unwrap().is_some(), expected, "{layers} {index}");
+        }
     }
 
     #[test]

@@ -76,7 +76,10 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
             .optional_count(ngrams::ROW_WIDTH)?
             // The key has another meaning in models with n-grams.
             .filter(|width| *width > 0 && ngrams.is_none())
-            .map(|width| LayerEmbeddings { width }),
+            .map(|width| {
+                vocabulary(catalog, family).map(|tokens| LayerEmbeddings { width, tokens })
+            })
+            .transpose()?,
         ngrams,
         residual_scale,
         residual_gates: None,

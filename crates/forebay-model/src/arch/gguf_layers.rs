@@ -125,8 +125,10 @@ fn feed_forward(
     let width = width.ok_or_else(|| keys.missing("feed_forward_length"))?;
     Ok(match width {
         0 if family.layers.may_lack_blocks => FeedForward::None,
-        width if family.feed_forward.doubled_width => FeedForward::Dense { width: width / 2 },
-        width => FeedForward::Dense { width },
+        width if family.feed_forward.doubled_width => {
+            FeedForward::Dense { width: width / 2, cut: None }
+        }
+        width => FeedForward::Dense { width, cut: None },
     })
 }
 
@@ -187,7 +189,7 @@ fn one_block_layers(
                 }
                 (0, width) => {
                     let width = usize::try_from(width).unwrap_or(usize::MAX);
-                    (Mixer::None, FeedForward::Dense { width })
+                    (Mixer::None, FeedForward::Dense { width, cut: None })
                 }
                 (heads, width) => {
                     return Err(ModelError::BadValue {

@@ -47,6 +47,7 @@ const CONFIG: &[(&[&str], &str)] = &[
     ),
     (
         &[
+            "altup_lr_multiplier",
             "aux_loss_alpha",
             "embd_pdrop",
             "ep_size",
@@ -174,7 +175,6 @@ const CONFIG: &[(&[&str], &str)] = &[
             "split_ngram_parts",
             "number_of_conv_states",
             "make_ngram_vocab_size_divisible_by",
-            "vocab_size_per_layer_input",
         ],
         "sizes that follow from others or from the tensors",
     ),

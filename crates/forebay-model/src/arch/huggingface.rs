@@ -13,7 +13,7 @@ use super::config::{Config, short};
 use super::deepseek4::of_config;
 use super::families;
 use super::family::{Factors, Family};
-use super::feed_forward_width::feed_forward_width;
+use super::feed_forward_width::{cut, feed_forward_width};
 use super::head::is_tied;
 use super::huggingface_attention::attention;
 use super::huggingface_experts::{experts, has_count, is_by_token, is_sparse, output_multiplier};
@@ -168,10 +168,7 @@ fn of_language_model(
             * config.float("lm_head_multiplier")?.map_or(1.0, |factor| factor as f32)
             / (logit_divisor * width_scale.unwrap_or(1.0)),
         layer_scales: family.layers.scales,
-        layer_embeddings: config
-            .optional_count("hidden_size_per_layer_input")?
-            .filter(|width| *width > 0)
-            .map(|width| LayerEmbeddings { width }),
+        layer_embeddings: layer_embeddings(config)?,
         ngrams: ngrams(config)?,
         logit_softcap,
         attentions,
@@ -224,6 +221,16 @@ fn factors(config: &Config<'_>, family: &Family) -> Result<[f32; 3], ModelError>
         or_neutral("scale_depth", 1.4, root.into())? / root,
         hidden as f32 / or_neutral("dim_model_base", 256.0, hidden)?,
     ])
+}
+
+/// Returns the embeddings of tokens for each layer, if there are any.
+fn layer_embeddings(config: &Config<'_>) -> Result<Option<LayerEmbeddings>, ModelError> {
+    let tokens = match config.optional_count("vocab_size_per_layer_input")? {
+        Some(tokens) => tokens,
+        None => config.count("vocab_size")?,
+    };
+    let width = config.optional_count("hidden_size_per_layer_input")?.filter(|width| *width > 0);
+    Ok(width.map(|width| LayerEmbeddings { width, tokens }))
 }
 
 /// Returns the factor of embeddings that the family has. Trinity's configurations have a flag for it, which is false if it is absent.
@@ -320,7 +327,8 @@ fn layers(
                 };
                 let width = feed_forward_width(config, family, keys)?;
                 let is_wide = index >= with_keys && config.is_set("use_double_wide_mlp")?;
-                FeedForward::Dense { width: if is_wide { width.saturating_mul(2) } else { width } }
+                let width = if is_wide { width.saturating_mul(2) } else { width };
+                FeedForward::Dense { width, cut: cut(config, family, index)? }
             };
             let window = windows[index];
             let keys_of = keys_of(&windows, with_keys, index)?;
@@ -363,7 +371,8 @@ fn one_block_layer(
         OneBlock::Recurrent => (Mixer::Recurrent, FeedForward::None),
         OneBlock::Attention => (Mixer::Attention, FeedForward::None),
         OneBlock::Dense => {
-            (Mixer::None, FeedForward::Dense { width: config.count("intermediate_size")? })
+            let width = config.count("intermediate_size")?;
+            (Mixer::None, FeedForward::Dense { width, cut: None })
         }
         OneBlock::Experts => {
             let of = experts(catalog, config, family, naming, index)?;

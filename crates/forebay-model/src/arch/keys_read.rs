@@ -44,11 +44,12 @@ pub(super) enum Held {
 }
 
 /// Words of keys that describe computation. A key is split at `_`, `.` and `-`.
-const COMPUTES: [&str; 65] = [
+const COMPUTES: [&str; 68] = [
     "act",
     "activation",
     "alibi",
     "alpha",
+    "altup",
     "attention",
     "attn",
     "beta",
@@ -65,8 +66,8 @@ const COMPUTES: [&str; 65] = [
     "connection",
     "cross",
     "embeddings",
-    "epsilon",
     "eps",
+    "epsilon",
     "expert",
     "experts",
     "factor",
@@ -79,6 +80,7 @@ const COMPUTES: [&str; 65] = [
     "interleave",
     "interleaved",
     "latent",
+    "laurel",
     "limit",
     "limits",
     "logit",
@@ -109,6 +111,7 @@ const COMPUTES: [&str; 65] = [
     "sliding",
     "softcap",
     "softcapping",
+    "sparsity",
     "temperature",
 ];
 

@@ -40,6 +40,15 @@ pub(super) fn keys_of(
 }
 
 impl Layer {
+    /// Returns what is subtracted from the gates of the layer's dense feed-forward, in standard deviations above their mean, if they
+    /// are sparse.
+    pub fn cut(&self) -> Option<f32> {
+        match self.feed_forward {
+            FeedForward::Dense { cut, .. } => cut,
+            FeedForward::None | FeedForward::Experts(_) => None,
+        }
+    }
+
     /// Creates a layer that is only a mixer or only a feed-forward. Attention sees the whole context.
     pub(super) fn one_block(mixer: Mixer, feed_forward: FeedForward, rope: Option<usize>) -> Layer {
         Layer {

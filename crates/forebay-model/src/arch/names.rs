@@ -292,6 +292,14 @@ impl Names {
         self.pick(own.0, own.1)
     }
 
+    /// Returns the name of a projection of the usual embedding to residual stream `stream`, or of that stream behind the last layer.
+    /// Only folders have such.
+    pub fn stream_projection(&self, stream: usize, at_end: bool) -> String {
+        let (of, number) =
+            (if at_end { "altup_unembed_projections" } else { "altup_projections" }, stream - 1);
+        self.pick("", &format!("model.{of}.{number}.weight"))
+    }
+
     /// Returns the family's names with a role. An empty one stands for the usual one.
     fn or_usual<'a>(&self, role: &str, usual: (&'a str, &'a str)) -> (&'a str, &'a str) {
         let (gguf, hf) = with_role(self.family.files.names, role).unwrap_or(usual);

@@ -298,6 +298,19 @@ pub enum StreamRule {
     /// bank, by the softmax of products. In every `period`-th layer, beginning with the first, the state moves to the bank when
     /// the output of attention or the recurrence is added, and the output replaces it.
     Bank { period: usize },
+    /// Alternating updates (Gemma 3n): a layer computes one stream. The others are predicted before it and corrected after it, and
+    /// the tokens' embeddings for the layer are added to all streams but the first. A low-rank branch (LAuReL) is beside the
+    /// attention of every layer.
+    Predicted {
+        /// Number of the stream that layers compute.
+        active: usize,
+        /// True if a vector multiplies the active stream where it is the gate of the embeddings for a layer.
+        scaled: bool,
+        /// Largest magnitude of weights of corrections, if there is one.
+        clip: Option<f32>,
+        /// Width of the branch's low-rank projection.
+        branch_rank: usize,
+    },
 }
 
 /// The collapse of mixed streams behind the last layer.
@@ -316,6 +329,7 @@ pub enum StreamForm {
     Gated,
     Independent,
     Bank,
+    Predicted,
 }
 
 impl Streams {
@@ -325,7 +339,8 @@ impl Streams {
         match self.rule {
             StreamRule::Mixed { .. }
             | StreamRule::Gated { .. }
-            | StreamRule::Independent { .. } => self.count,
+            | StreamRule::Independent { .. }
+            | StreamRule::Predicted { .. } => self.count,
             StreamRule::Bank { period } => 1 + (layer + usize::from(after_mixer)).div_ceil(period),
         }
     }
@@ -335,7 +350,8 @@ impl Streams {
         match self.rule {
             StreamRule::Mixed { .. }
             | StreamRule::Gated { .. }
-            | StreamRule::Independent { .. } => None,
+            | StreamRule::Independent { .. }
+            | StreamRule::Predicted { .. } => None,
             StreamRule::Bank { period } => {
                 layer.is_multiple_of(period).then_some(1 + layer / period)
             }
@@ -345,7 +361,7 @@ impl Streams {
     /// Returns what turns products of streams of hyper-connections into coefficients.
     ///
     /// # Panics
-    /// Panics if the streams are gated or a bank.
+    /// Panics if the streams are gated, a bank or predicted.
     pub(crate) fn mixing<'a>(
         &self,
         scales: &'a [f32],
@@ -355,7 +371,7 @@ impl Streams {
         let (iterations, epsilon, outputs) = match self.rule {
             StreamRule::Mixed { iterations, epsilon, .. } => (iterations, epsilon, (2.0, 0.0)),
             StreamRule::Independent { magnitude, epsilon } => (0, epsilon, (magnitude, epsilon)),
-            StreamRule::Gated { .. } | StreamRule::Bank { .. } => {
+            StreamRule::Gated { .. } | StreamRule::Bank { .. } | StreamRule::Predicted { .. } => {
                 unreachable!("other streams have no such weights")
             }
         };

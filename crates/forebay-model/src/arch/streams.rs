@@ -2,7 +2,7 @@
 
 use forebay_compute::{STREAMS_MAX, StreamShape};
 
-use super::architecture::{Architecture, Layer, Mixer, NormLayout};
+use super::architecture::{Architecture, FeedForward, Layer, Mixer, NormLayout};
 use super::check::{check, check_size};
 use super::config::Config;
 use super::family::Family;
@@ -28,7 +28,7 @@ impl Architecture {
             StreamRule::Mixed { .. } => [shape.coefficients(), 0, 0],
             StreamRule::Gated { rank } => [shape.count, shape.row(), rank],
             StreamRule::Independent { .. } => [shape.factors(), 0, 0],
-            StreamRule::Bank { .. } => [0; 3],
+            StreamRule::Bank { .. } | StreamRule::Predicted { .. } => [0; 3],
         }
     }
 
@@ -54,6 +54,9 @@ impl Architecture {
         )?;
         check_size("width of all residual streams", count.saturating_mul(self.hidden))?;
         match rule {
+            StreamRule::Predicted { active, clip, branch_rank, .. } => {
+                return self.validate_predicted(count, (active, clip, branch_rank));
+            }
             StreamRule::Gated { rank } => check_size("rank of the streams' gates", rank)?,
             StreamRule::Bank { .. } => {
                 let whole =
@@ -97,6 +100,58 @@ impl Architecture {
     }
 }
 
+impl Architecture {
+    /// Checks a model of which layers compute one stream.
+    fn validate_predicted(
+        &self,
+        count: usize,
+        (active, clip, branch_rank): (usize, Option<f32>, usize),
+    ) -> Result<(), ModelError> {
+        check("altup_active_idx", active, active < count, "it must be one of the streams")?;
+        check_size("laurel_rank", branch_rank)?;
+        let clip = clip.unwrap_or(1.0);
+        check("altup_coef_clip", clip, clip.is_finite() && clip > 0.0, "it must be positive")?;
+        let fits = |layer: &Layer| {
+            layer.mixer == Mixer::Attention
+                && matches!(layer.feed_forward, FeedForward::Dense { .. })
+        };
+        let is_known = self.residual_scale == 1.0
+            && !self.layer_scales
+            && self.layer_embeddings.is_some()
+            && self.ngrams.is_none()
+            && self.norms == NormLayout::Sandwich
+            && self.layers.iter().all(fits);
+        check(
+            "residual streams",
+            count,
+            is_known,
+            "forebay knows alternating updates with embeddings of layers, norms on both sides of blocks, and layers of \
+             attention and a dense feed-forward",
+        )
+    }
+
+    /// Returns the widths of the hidden state, the branch beside attention and all streams, if layers compute one stream; otherwise 0.
+    pub(crate) fn predicted_widths(&self) -> [usize; 3] {
+        match self.streams {
+            Some(Streams { rule: StreamRule::Predicted { branch_rank, .. }, .. }) => {
+                [self.hidden, branch_rank, self.stream_width()]
+            }
+            _ => [0; 3],
+        }
+    }
+
+    /// Returns the number of the stream that layers compute, if they compute one of several.
+    pub(crate) fn active_stream(&self) -> Option<usize> {
+        match self.streams?.rule {
+            StreamRule::Predicted { active, .. } => Some(active),
+            StreamRule::Mixed { .. }
+            | StreamRule::Gated { .. }
+            | StreamRule::Independent { .. }
+            | StreamRule::Bank { .. } => None,
+        }
+    }
+}
+
 /// Reads the residual streams of a family that has several from `config.json`.
 pub(super) fn of_huggingface(
     config: &Config<'_>,
@@ -130,6 +185,19 @@ pub(super) fn of_huggingface(
             },
         },
         StreamForm::Bank => return Err(ModelError::GgufOnly { name: family.name.into() }),
+        StreamForm::Predicted => {
+            // Layers that share keys and values still have tensors for their own, so no tensor says how many there are.
+            config.count("num_kv_shared_layers")?;
+            Streams {
+                count: config.count("altup_num_inputs")?,
+                rule: StreamRule::Predicted {
+                    active: config.count("altup_active_idx")?,
+                    scaled: config.flag("altup_correct_scale")?.unwrap_or(true),
+                    clip: config.float_or("altup_coef_clip", Some(120.0))?,
+                    branch_rank: config.count("laurel_rank")?,
+                },
+            }
+        }
     }))
 }
 
@@ -168,5 +236,6 @@ pub(super) fn of_gguf(
             rule: StreamRule::Gated { rank: keys.count("hyper_connection.low_rank")? },
         })),
         Some(StreamForm::Bank) => Ok(Some(bank(keys.count("attn_res.block_size")?, layers)?)),
+        Some(StreamForm::Predicted) => unreachable!("such families have no GGUF files"),
     }
 }

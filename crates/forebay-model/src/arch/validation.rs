@@ -83,13 +83,7 @@ impl Architecture {
         self.attention_layers().try_for_each(|layer| self.validate_rotation(layer))?;
         self.validate_temperature()?;
         self.attention_layers().try_for_each(|layer| self.validate_keys(layer))?;
-        if let Some(of) = self.layer_embeddings {
-            check_size("width of a layer's embeddings", of.width)?;
-            check_size(
-                "width of all layers' embeddings",
-                of.width.saturating_mul(self.layers.len()),
-            )?;
-        }
+        self.validate_layer_embeddings()?;
         self.validate_gatings()?;
         if let Some(of) = &self.ngrams {
             of.validate(self.layers.len())?;
@@ -232,6 +226,23 @@ impl Architecture {
         )
     }
 
+    /// Checks the embeddings for layers, and that nothing needs them if there are none.
+    fn validate_layer_embeddings(&self) -> Result<(), ModelError> {
+        let is_sparse = self.layers.iter().any(|layer| layer.cut().is_some());
+        let Some(of) = self.layer_embeddings else {
+            return check(
+                "activation_sparsity_pattern",
+                "set",
+                !is_sparse,
+                "forebay knows sparse gates in models with embeddings of layers only",
+            );
+        };
+        check_size("width of a layer's embeddings", of.width)?;
+        check_size("tokens with embeddings for layers", of.tokens)?;
+        let all = of.width.saturating_mul(self.layers.len());
+        check_size("width of all layers' embeddings", all)
+    }
+
     /// Checks that the rotation of a layer fits its heads.
     fn validate_rotation(&self, layer: usize) -> Result<(), ModelError> {
         let Some(rope) = self.layers[layer].rope else { return Ok(()) };
@@ -332,7 +343,11 @@ impl Layer {
         }
         match &self.feed_forward {
             FeedForward::None => Ok(()),
-            FeedForward::Dense { width } => check_size("feed-forward width", *width),
+            FeedForward::Dense { width, cut } => {
+                let cut = cut.unwrap_or(0.0);
+                check("share of gates that are 0", cut, cut.is_finite(), "it must be below 1")?;
+                check_size("feed-forward width", *width)
+            }
             FeedForward::Experts(experts) => experts.validate(hidden),
         }
     }

@@ -99,6 +99,12 @@ impl<'a> Step<'a> {
         }
     }
 
+    /// Returns what is subtracted from the gates of this layer's dense feed-forward, in standard deviations above their mean, if they
+    /// are sparse.
+    pub fn cut(&self) -> Option<f32> {
+        self.architecture.layers[self.layer].cut()
+    }
+
     /// Returns true if the layer has attention or is recurrent.
     pub fn has_mixer(&self) -> bool {
         self.architecture.layers[self.layer].mixer != Mixer::None

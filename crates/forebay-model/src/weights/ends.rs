@@ -18,6 +18,18 @@ pub struct Embedding {
     pub row_bytes: usize,
 }
 
+impl Embedding {
+    /// Returns where the row of a token is. Tokens behind the last row have the first one ([`crate::arch::LayerEmbeddings::tokens`]).
+    pub fn row(&self, token: u32) -> Extent {
+        let (row, bytes) = (u64::from(token), self.row_bytes as u64);
+        let row = if (row + 1) * bytes <= self.extent.length { row } else { 0 };
+        let mut extent = self.extent;
+        extent.offset += row * bytes;
+        extent.length = bytes;
+        extent
+    }
+}
+
 pub(super) fn embedding(
     vocabulary: usize,
     name: &str,

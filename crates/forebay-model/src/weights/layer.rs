@@ -61,11 +61,12 @@ impl LayerBuilder<'_> {
             Mixer::Attention | Mixer::Recurrent | Mixer::None => None,
         };
         let [attention_streams, feed_forward_streams] = self.streams(tensors, &mut dense)?;
+        let predicted = self.predicted(tensors, &mut dense)?;
         let attention_parts = dense.part_bytes().len();
         let described = &self.architecture.layers[self.index].feed_forward;
         let (feed_forward, experts) = match described {
             FeedForward::None => (FeedForwardWeights::None, Vec::new()),
-            FeedForward::Dense { width } => {
+            FeedForward::Dense { width, .. } => {
                 let [gate, up, down] = self.gated(tensors, &mut dense, "", *width)?;
                 (FeedForwardWeights::Dense { gate, up, down }, Vec::new())
             }
@@ -116,6 +117,7 @@ impl LayerBuilder<'_> {
             feed_forward_post_norm,
             attention_streams,
             feed_forward_streams,
+            predicted,
             attention,
             sinks: self.vector(
                 tensors,
@@ -167,7 +169,7 @@ impl LayerBuilder<'_> {
         tensors: &mut Tensors<'_>,
         dense: &mut Block,
     ) -> Result<Option<LayerEmbeddingWeights>, ModelError> {
-        let Some(LayerEmbeddings { width }) = self.architecture.layer_embeddings else {
+        let Some(LayerEmbeddings { width, .. }) = self.architecture.layer_embeddings else {
             return Ok(None);
         };
         let (hidden, layers) = (self.architecture.hidden, self.architecture.layers.len());
@@ -266,7 +268,9 @@ impl LayerBuilder<'_> {
         tensors: &mut Tensors<'_>,
         described: &FeedForward,
     ) -> Result<DenseBiases, ModelError> {
-        let FeedForward::Dense { width } = *described else { return Ok(DenseBiases::default()) };
+        let FeedForward::Dense { width, .. } = *described else {
+            return Ok(DenseBiases::default());
+        };
         let mut bias = |role: &str, length| tensors.optional_bias(&self.name(role), length);
         let has_gate = self.architecture.gating.has_gate();
         Ok(DenseBiases {

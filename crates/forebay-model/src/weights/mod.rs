@@ -38,8 +38,9 @@ pub use parts::{
     AttentionWeights, CompressorWeights, DeltaParts, DeltaWeights, DenseBiases,
     EntryIndexerWeights, EntryWeights, ExpertNorms, ExpertVectors, FeedForwardWeights,
     GroupedWeights, HeadChunk, HeadMatrices, IndexerWeights, LatentWeights, LayerEmbeddingWeights,
-    LayerWeights, NGramWeights, PartMatrix, RecurrenceBeside, RelativeWeights, ResidentMatrix,
-    ResidualGate, SelectiveWeights, SharedKeyWeights, StreamWeights, TokenExperts, distinct,
+    LayerWeights, NGramWeights, PartMatrix, PredictedWeights, RecurrenceBeside, RelativeWeights,
+    ResidentMatrix, ResidualGate, SelectiveWeights, SharedKeyWeights, StreamWeights, TokenExperts,
+    distinct,
 };
 use tensors::Tensors;
 
@@ -49,6 +50,8 @@ pub struct Weights {
     pub layers: Vec<LayerWeights>,
     /// Norm before the output projection, unless collapsing the residual streams norms them.
     pub final_norm: Option<Vec<f32>>,
+    /// Projections of the usual embeddings to the other residual streams, if those are no copies.
+    pub streams_begin: Vec<ResidentMatrix>,
     /// Weights that collapse the residual streams behind the last layer, if there are several.
     pub streams_end: Option<StreamWeights<ResidentMatrix>>,
     pub head: Vec<HeadChunk>,
@@ -106,16 +109,19 @@ impl Weights {
                 Some(tensors.norm(&names.embedding_norm(), architecture.hidden)?)
             }
         };
-        let table =
-            |name: &str, width: usize| embedding(architecture.vocabulary, name, width, &tensors);
+        let layer_embeddings = match architecture.layer_embeddings {
+            Some(of) => {
+                let width = of.width * layers.len();
+                Some(embedding(of.tokens, &names.layer_embeddings(), width, &tensors)?)
+            }
+            None => None,
+        };
         let embedding = ends::padded_embedding(architecture, &names.embedding(), &tensors)?;
-        let layer_width = architecture.layer_embeddings.map(|of| of.width * layers.len());
-        let layer_embeddings =
-            layer_width.map(|width| table(&names.layer_embeddings(), width)).transpose()?;
         let name = if architecture.tied_embeddings { names.embedding() } else { names.head() };
         let head = head(architecture, &name, &tensors, &mut blocks)?;
         let head_bias = head_bias(architecture, &names.head(), &mut tensors)?;
         let final_norm = final_norm(architecture, &names, &mut tensors)?;
+        let streams_begin = streams::at_begin(architecture, &names, &mut tensors)?;
         let streams_end = streams::at_end(architecture, &names, &mut tensors)?;
         let mtp = match join {
             Some(join) => {
@@ -134,6 +140,7 @@ impl Weights {
         Ok(Weights {
             layers,
             final_norm,
+            streams_begin,
             streams_end,
             head,
             head_bias,
@@ -188,6 +195,9 @@ impl Weights {
         for layer in &self.layers {
             layer.mixer_matrices().iter().for_each(&mut add);
             layer.streams().flat_map(StreamWeights::matrices).for_each(&mut add);
+            if let Some(of) = &layer.predicted {
+                [&of.left, &of.right].into_iter().for_each(&mut add);
+            }
             if let Some(of) = &layer.ngrams {
                 [&of.key, &of.value].into_iter().for_each(&mut add);
             }

@@ -30,6 +30,8 @@ pub struct LayerWeights {
     pub attention_streams: Option<StreamWeights<PartMatrix>>,
     /// Weights that collapse the residual streams for the feed-forward.
     pub feed_forward_streams: Option<StreamWeights<PartMatrix>>,
+    /// Weights of predicted residual streams, if layers compute one of several.
+    pub predicted: Option<Box<PredictedWeights>>,
     pub attention: AttentionWeights,
     /// Attention sinks, one for each head.
     pub sinks: Option<Vec<f32>>,
@@ -155,19 +157,45 @@ pub enum StreamWeights<M> {
     Bank { scores: Vec<f32> },
     /// The mean of the streams.
     Mean,
+    /// The mean of the first stream and of products of the others with a matrix `[hidden, hidden]` each, which take its magnitude.
+    Projected(Vec<M>),
+}
+
+/// Weights of a layer that computes one of several residual streams, and of the low-rank branch beside its attention.
+#[derive(Debug)]
+pub struct PredictedWeights {
+    /// Matrix `[streams, hidden]`, with the weight of the norm of its input and that input's scale.
+    pub router: Vec<f32>,
+    /// Matrix `[streams * streams, streams]` of the predictions.
+    pub prediction: Vec<f32>,
+    /// Matrix `[streams, streams]` of the corrections.
+    pub correction: Vec<f32>,
+    /// Factors `[hidden]` of the active stream where it is the gate of the embeddings for the layer.
+    pub output_scale: Option<Vec<f32>>,
+    /// Low-rank projection `[rank, hidden]` and `[hidden, rank]` of attention's input.
+    pub left: PartMatrix,
+    pub right: PartMatrix,
+    /// Norm of this projection.
+    pub branch_norm: Vec<f32>,
 }
 
 impl<M> StreamWeights<M> {
     /// Returns the matrices.
     pub fn matrices(&self) -> impl Iterator<Item = &M> {
+        let list = match self {
+            StreamWeights::Projected(list) => &list[..],
+            _ => &[],
+        };
         let all = match self {
-            StreamWeights::Mean | StreamWeights::Bank { .. } => [None, None, None],
+            StreamWeights::Mean | StreamWeights::Bank { .. } | StreamWeights::Projected(_) => {
+                [None, None, None]
+            }
             StreamWeights::Mixed { mix, .. } => [Some(mix), None, None],
             StreamWeights::Gated { down, up, inject, .. } => {
                 [Some(down), Some(up), inject.as_ref()]
             }
         };
-        all.into_iter().flatten()
+        all.into_iter().flatten().chain(list)
     }
 }
 

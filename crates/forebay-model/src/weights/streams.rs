@@ -3,7 +3,7 @@
 use forebay_format::Block;
 
 use super::layer::LayerBuilder;
-use super::parts::{PartMatrix, ResidentMatrix, StreamWeights};
+use super::parts::{PartMatrix, PredictedWeights, ResidentMatrix, StreamWeights};
 use super::tensors::Tensors;
 use crate::ModelError;
 use crate::arch::{Architecture, Mixer, Names, StreamRule, Streams, StreamsEnd};
@@ -21,6 +21,9 @@ impl LayerBuilder<'_> {
         };
         let layer = &self.architecture.layers[self.index];
         let has = [layer.mixer != Mixer::None, !layer.feed_forward.is_none()];
+        if matches!(rule, StreamRule::Predicted { .. }) {
+            return Ok([None, None]);
+        }
         let shape = self.architecture.stream_shape().expect("there are several streams");
         let width = shape.row();
         let mut found = [None, None];
@@ -50,10 +53,80 @@ impl LayerBuilder<'_> {
                 StreamRule::Bank { .. } => StreamWeights::Bank {
                     scores: tensors.vector(&self.name(&role("scores")), shape.width)?,
                 },
+                StreamRule::Predicted { .. } => {
+                    unreachable!("blocks of such models collapse nothing")
+                }
             });
         }
         Ok(found)
     }
+
+    /// Returns the weights of a layer that computes one of several streams, if the model is of this kind. Its matrices become parts of
+    /// the dense block.
+    pub(super) fn predicted(
+        &self,
+        tensors: &mut Tensors<'_>,
+        dense: &mut Block,
+    ) -> Result<Option<Box<PredictedWeights>>, ModelError> {
+        let Some(Streams { count, rule: StreamRule::Predicted { scaled, clip, branch_rank, .. } }) =
+            self.architecture.streams
+        else {
+            return Ok(None);
+        };
+        let hidden = self.architecture.hidden;
+        let mut router = tensors.rows(&self.name("streams_router"), count, hidden)?;
+        let norm = tensors.norm(&self.name("streams_router_norm"), hidden)?;
+        for row in router.chunks_exact_mut(hidden) {
+            // The normed row is divided by its width, too.
+            let factors = norm.iter().map(|weight| weight / hidden as f32);
+            row.iter_mut().zip(factors).for_each(|(weight, factor)| *weight *= factor);
+        }
+        let mut correction = tensors.rows(&self.name("streams_correction"), count, count)?;
+        if let Some(clip) = clip {
+            correction.iter_mut().for_each(|weight| *weight = weight.clamp(-clip, clip));
+        }
+        Ok(Some(Box::new(PredictedWeights {
+            router,
+            prediction: tensors.rows(&self.name("streams_prediction"), count * count, count)?,
+            correction,
+            output_scale: match scaled {
+                true => Some(tensors.vector(&self.name("streams_output_scale"), hidden)?),
+                false => None,
+            },
+            left: self.matrix(tensors, dense, "branch_left", branch_rank, hidden)?,
+            right: self.matrix(tensors, dense, "branch_right", hidden, branch_rank)?,
+            branch_norm: tensors.norm(&self.name("branch_norm"), hidden)?,
+        })))
+    }
+}
+
+/// Returns the projections of the usual embedding to the other streams of a model that predicts these; nothing for other models. They
+/// stay in memory.
+pub(super) fn at_begin(
+    architecture: &Architecture,
+    names: &Names,
+    tensors: &mut Tensors<'_>,
+) -> Result<Vec<ResidentMatrix>, ModelError> {
+    match architecture.streams {
+        Some(Streams { count, rule: StreamRule::Predicted { .. } }) => {
+            let name = |stream| names.stream_projection(stream, false);
+            let hidden = architecture.hidden;
+            (1..count).map(|stream| resident(tensors, &name(stream), hidden, hidden)).collect()
+        }
+        _ => Ok(Vec::new()),
+    }
+}
+
+/// Reads a matrix that stays in memory.
+fn resident(
+    tensors: &mut Tensors<'_>,
+    name: &str,
+    rows: usize,
+    cols: usize,
+) -> Result<ResidentMatrix, ModelError> {
+    let values = tensors.rows(name, rows, cols)?;
+    let data = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    Ok(ResidentMatrix { rows, cols, data })
 }
 
 /// Returns what collapses the streams behind the last layer, if there are several. It stays in memory.
@@ -65,9 +138,7 @@ pub(super) fn at_end(
     let Some(Streams { count, rule }) = architecture.streams else { return Ok(None) };
     let width = architecture.stream_width();
     let mut matrix = |role: &str, rows: usize, cols: usize| {
-        let values = tensors.rows(&names.streams_end(role), rows, cols)?;
-        let data = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        Ok::<_, ModelError>(ResidentMatrix { rows, cols, data })
+        resident(tensors, &names.streams_end(role), rows, cols)
     };
     Ok(Some(match rule {
         StreamRule::Mixed { end: StreamsEnd::Mean, .. } => StreamWeights::Mean,
@@ -87,5 +158,11 @@ pub(super) fn at_end(
         StreamRule::Bank { .. } => StreamWeights::Bank {
             scores: tensors.vector(&names.streams_end("scores"), architecture.hidden)?,
         },
+        StreamRule::Predicted { .. } => {
+            let name = |stream| names.stream_projection(stream, true);
+            let hidden = architecture.hidden;
+            let all = (1..count).map(|stream| resident(tensors, &name(stream), hidden, hidden));
+            StreamWeights::Projected(all.collect::<Result<_, _>>()?)
+        }
     }))
 }

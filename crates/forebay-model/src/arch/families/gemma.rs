@@ -4,8 +4,10 @@ use forebay_compute::Gating;
 
 use super::super::architecture::{NormLayout, QkNorm};
 use super::super::family::{
-    Attention, Ends, Family, FeedForward, Files, Layers, OwnNames, Rotation, WindowTheta, Windows,
+    Attention, Ends, Family, FeedForward, Files, Layers, OwnNames, Rotation, SparseLayers,
+    WindowTheta, Windows,
 };
+use super::super::shapes::StreamForm;
 
 /// Common properties of all Gemma models.
 const GEMMA: Family = Family {
@@ -84,6 +86,67 @@ pub(super) const FAMILIES: &[Family] = &[
         layers: Layers { scales: true, ..GEMMA.layers },
         ..GEMMA
     },
+    // The first Gemma has no norms behind blocks.
+    Family {
+        name: "gemma",
+        files: Files { gguf: &["gemma"], huggingface: &["gemma"], names: &[], ..GEMMA.files },
+        layers: Layers::BASE,
+        ..GEMMA
+    },
+    Family {
+        name: "vaultgemma",
+        files: Files {
+            huggingface: &["vaultgemma"],
+            names: &[("feed_forward_norm", "", "pre_feedforward_layernorm.weight")],
+            ..GEMMA.files
+        },
+        attention: Attention {
+            windows: Windows::ButEvery(2),
+            window: Some(4096),
+            softcap: Some(50.0),
+            ..GEMMA.attention
+        },
+        layers: Layers::BASE,
+        ends: Ends { logit_softcap: Some(30.0), ..GEMMA.ends },
+        ..GEMMA
+    },
+    Family {
+        name: "gemma3n",
+        files: Files {
+            huggingface: &["gemma3n_text"],
+            norms_less_one: false,
+            names: GEMMA3N_NAMES,
+            ..GEMMA.files
+        },
+        attention: Attention {
+            windows: Windows::ButEvery(5),
+            window: Some(512),
+            qk_norm: QkNorm::PerHead,
+            scale: Some(1.0),
+            normed_values: true,
+            ..GEMMA.attention
+        },
+        rotation: Rotation { of_windows: Some(WindowTheta::Of(10_000.0)), ..GEMMA.rotation },
+        feed_forward: FeedForward {
+            sparse_layers: Some(SparseLayers { layers: 10, share: 0.95 }),
+            ..GEMMA.feed_forward
+        },
+        layers: Layers { streams: Some(StreamForm::Predicted), ..GEMMA.layers },
+        ends: Ends { logit_softcap: Some(30.0), ..GEMMA.ends },
+        ..GEMMA
+    },
+];
+
+const GEMMA3N_NAMES: OwnNames = &[
+    ("feed_forward_norm", "", "pre_feedforward_layernorm.weight"),
+    ("streams_router", "", "altup.modality_router.weight"),
+    ("streams_router_norm", "", "altup.router_norm.weight"),
+    ("streams_prediction", "", "altup.prediction_coefs.weight"),
+    ("streams_correction", "", "altup.correction_coefs.weight"),
+    ("streams_output_scale", "", "altup.correct_output_scale"),
+    ("branch_left", "", "laurel.linear_left.weight"),
+    ("branch_right", "", "laurel.linear_right.weight"),
+    ("branch_norm", "", "laurel.post_laurel_norm.weight"),
 ];
 
 const GEMMA4_NAMES: OwnNames = &[

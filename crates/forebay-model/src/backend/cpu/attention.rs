@@ -51,6 +51,9 @@ impl CpuBackend {
         if let Some(beside) = &step.layer_weights().beside {
             self.project_delta(step, &beside.delta)?;
         }
+        if let Some(weights) = &step.layer_weights().predicted {
+            self.project_branch(step, weights)?;
+        }
         match &step.layer_weights().attention {
             AttentionWeights::Grouped(weights) => self.project_grouped(step, weights)?,
             AttentionWeights::Latent(weights) => self.project_latent(step, weights)?,

@@ -10,7 +10,9 @@ use super::cache_layers::cache_layers;
 use super::embedding_rows::read_rows;
 use super::latent_norm::norm_latent;
 use super::moe::MoeStep;
-use super::products::{add_bias, both_kinds, matmul_beside_reads, matrix, multiply, norm_in_place};
+use super::products::{
+    add_bias, both_kinds, matmul_beside_reads, matrix, multiply, norm_in_place, norm_or_copy,
+};
 use super::scratch::{Scratch, batch_tokens};
 use super::streams::{BlockInput, StreamRows};
 use crate::ModelError;
@@ -176,7 +178,13 @@ impl CpuBackend {
         if let Some(gate) = gate {
             self.cpu.multiply_columns(x, &gate.keep);
         }
-        self.scratch.streams.add(&self.cpu, step.architecture, step.banked_stream(block), x, out);
+        match step.architecture.active_stream() {
+            Some(_) => self.scratch.predicted.add(&self.cpu, step, block, x, out),
+            None => {
+                let banked = step.banked_stream(block);
+                self.scratch.streams.add(&self.cpu, step.architecture, banked, x, out);
+            }
+        }
         if scale != 1.0 {
             self.cpu.scale_in_place(x, scale);
         }
@@ -214,6 +222,9 @@ impl CpuBackend {
         let up_out = &mut scratch.up[..count * width];
         let none = DenseBiases::default();
         let biases = biases.unwrap_or(&none);
+        if let Some(cut) = step.cut() {
+            cpu.cut_rows(inner, width, cut);
+        }
         match gating.has_gate() {
             true => {
                 add_bias(cpu, inner, biases.gate.as_deref());
@@ -350,16 +361,20 @@ impl Backend for CpuBackend {
     /// Reads the tokens' rows of the embedding table into the residual stream.
     fn begin(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {
         self.note_rows(step, batch);
-        let Scratch { x, embedding_row, .. } = &mut self.scratch;
+        let Scratch { x, embedding_row, predicted, rows, .. } = &mut self.scratch;
         let (scale, hidden) = (step.architecture.embedding_scale, step.architecture.hidden);
         let width = step.architecture.stream_width();
-        let rows = x.chunks_exact_mut(width).map(|row| &mut row[..hidden]);
-        read_rows(&self.files, &step.weights.embedding, batch.tokens, scale, embedding_row, rows)?;
+        let to = x.chunks_exact_mut(width).map(|row| &mut row[..hidden]);
+        read_rows(&self.files, &step.weights.embedding, batch.tokens, scale, embedding_row, to)?;
         let norm = step.weights.embedding_norm.as_deref();
-        let rows = &mut x[..step.count * width];
-        norm_in_place(&self.cpu, rows, norm, step.architecture.norm_epsilon);
+        let embedded = &mut x[..step.count * width];
+        norm_in_place(&self.cpu, embedded, norm, step.architecture.norm_epsilon);
         if let Some(shape) = step.architecture.stream_shape() {
-            self.cpu.spread_streams(&mut x[..step.count * width], shape);
+            let (x, matrices) = (&mut x[..step.count * width], &step.weights.streams_begin);
+            match step.architecture.active_stream() {
+                Some(_) => predicted.begin(&self.cpu, matrices, x, shape, rows.of(step)),
+                None => self.cpu.spread_streams(x, shape),
+            }
         }
         self.begin_layer_embeddings(step, batch.tokens)?;
         self.begin_ngrams(step, batch);
@@ -405,6 +420,14 @@ impl Backend for CpuBackend {
         let CpuBackend { cpu, residency, lease, scratch, .. } = self;
         let lease = lease.as_ref().expect("the layer was entered");
         let (streams, norm) = (streams.as_ref(), norm.as_deref());
+        if step.architecture.active_stream().is_some() {
+            let x = &mut scratch.x[..step.count * step.architecture.stream_width()];
+            let input = scratch.predicted.input(cpu, step, block, x);
+            let normed = &mut scratch.normed[..step.count * step.architecture.hidden];
+            let (form, epsilon) = (step.architecture.norm_form, step.architecture.stream_epsilon());
+            norm_or_copy(cpu, form, input, norm, epsilon, normed);
+            return Ok(());
+        }
         let input = BlockInput { streams, norm, block: (residency, lease) };
         let of = StreamRows {
             architecture: step.architecture,

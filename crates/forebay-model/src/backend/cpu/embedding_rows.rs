@@ -20,10 +20,7 @@ pub(super) fn read_rows<'a>(
 ) -> Result<(), ModelError> {
     memory.resize(table.row_bytes, 0);
     for (token, row) in tokens.iter().zip(rows) {
-        let mut extent = table.extent;
-        extent.offset += u64::from(*token) * table.row_bytes as u64;
-        extent.length = table.row_bytes as u64;
-        files.read_exact(extent, memory)?;
+        files.read_exact(table.row(*token), memory)?;
         dequantize(table.ty, memory, row)?;
         if scale != 1.0 {
             row.iter_mut().for_each(|value| *value *= scale);

@@ -21,8 +21,12 @@ impl CpuBackend {
             return Ok(());
         };
         let Scratch { x, embedded, layer_rows, embedding_row, .. } = &mut self.scratch;
-        let values = step.count * step.architecture.hidden;
-        embedded[..values].copy_from_slice(&x[..values]);
+        // Every row begins with the usual embedding.
+        let hidden = step.architecture.hidden;
+        let embedded = embedded[..step.count * hidden].chunks_exact_mut(hidden);
+        for (to, from) in embedded.zip(x.chunks_exact(step.architecture.stream_width())) {
+            to.copy_from_slice(&from[..hidden]);
+        }
         let rows = layer_rows.chunks_exact_mut(of.width * step.architecture.layers.len());
         read_rows(&self.files, table, tokens, of.scale(), embedding_row, rows)
     }
@@ -34,12 +38,16 @@ impl CpuBackend {
         let CpuBackend { cpu, residency, lease, scratch, .. } = self;
         let lease = lease.as_ref().expect("the layer was entered");
         let (count, hidden, width) = (step.count, step.architecture.hidden, weights.gate.rows);
-        let Scratch { x, embedded, layer_rows, gate, up, input, inner, block_out, rows, .. } =
-            scratch;
+        let x = &scratch.x[..count * step.architecture.stream_width()];
+        let gate_input = match step.architecture.active_stream() {
+            Some(_) => scratch.predicted.gate_input(cpu, step, x),
+            None => x,
+        };
+        let Scratch { embedded, layer_rows, gate, up, input, inner, block_out, rows, .. } = scratch;
+        inner.prepare(cpu, gate_input, count, hidden, &[weights.gate.ty]);
         let rows = rows.of(step);
         let (gate, own) = (&mut gate[..count * width], &mut up[..count * width]);
         input.prepare(cpu, &embedded[..count * hidden], count, hidden, &[weights.project.ty]);
-        inner.prepare(cpu, &x[..count * hidden], count, hidden, &[weights.gate.ty]);
         let [a, b] = both_kinds(matrix(residency, lease, &weights.project), input, rows, own);
         let [c, d] = both_kinds(matrix(residency, lease, &weights.gate), inner, rows, gate);
         matmul_beside_reads(cpu, residency, &mut [a, b, c, d])?;

@@ -28,7 +28,8 @@ impl CpuBackend {
             let to = &mut block_out[first * hidden..(first + rows.len()) * hidden];
             first += rows.len();
             let from = rows[0] as usize;
-            collapse_at_end(cpu, (&scratch.x, &mut scratch.streams, &scratch.rows), step, from, to);
+            let of = (&scratch.x[..], &mut scratch.streams, &mut scratch.predicted, &scratch.rows);
+            collapse_at_end(cpu, of, step, from, to);
         }
         let normed = &mut scratch.normed[..rows * hidden];
         let epsilon = step.architecture.stream_epsilon();
@@ -84,9 +85,9 @@ impl CpuBackend {
         let (hidden, base) = (step.architecture.hidden, out.len());
         out.resize(base + rows.len() * hidden, 0.0);
         let (weight, epsilon) = (&step.weights.final_norm, step.architecture.stream_epsilon());
-        let Scratch { x, streams, rows: numbers, .. } = &mut self.scratch;
+        let Scratch { x, streams, predicted, rows: numbers, .. } = &mut self.scratch;
         let out = &mut out[base..];
-        collapse_at_end(&self.cpu, (x, streams, numbers), step, rows.start, out);
+        collapse_at_end(&self.cpu, (x, streams, predicted, numbers), step, rows.start, out);
         if let Some(weight) = weight {
             self.cpu.norm_in_place(step.architecture.norm_form, out, weight, epsilon);
         }

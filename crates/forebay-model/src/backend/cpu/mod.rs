@@ -17,6 +17,7 @@ mod latent_norm;
 mod moe;
 mod ngram_scratch;
 mod ngrams;
+mod predicted;
 mod prediction;
 mod prefetch;
 mod products;

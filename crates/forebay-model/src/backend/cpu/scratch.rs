@@ -6,6 +6,7 @@ use super::indexer::IndexerScratch;
 use super::latent::LatentScratch;
 use super::moe::MoeScratch;
 use super::ngram_scratch::NGramScratch;
+use super::predicted::PredictedScratch;
 use super::products::RowNumbers;
 use super::shared_keys::SharedKeyScratch;
 use super::streams::StreamScratch;
@@ -42,6 +43,7 @@ pub struct Scratch {
     /// Residual stream `[tokens, hidden]`, or streams `[tokens, streams, hidden]`.
     pub x: Vec<f32>,
     pub streams: StreamScratch,
+    pub predicted: PredictedScratch,
     /// Normed input of a block `[tokens, hidden]`.
     pub normed: Vec<f32>,
     /// Output of a block `[tokens, hidden]`.
@@ -100,6 +102,7 @@ impl Scratch {
         Scratch {
             x: floats(architecture.stream_width()),
             streams: StreamScratch::reserve(architecture, batch),
+            predicted: PredictedScratch::reserve(architecture, batch),
             normed: floats(architecture.hidden),
             block_out: floats(architecture.hidden),
             q: most(|of| of.heads * of.head_dim),
@@ -155,7 +158,9 @@ impl Scratch {
             + relative_width(architecture)
             + ConvolutionScratch::floats_per_token(architecture)
             + latent_width(architecture);
-        let streams = architecture.stream_width() + StreamScratch::floats_per_token(architecture);
+        let streams = architecture.stream_width()
+            + StreamScratch::floats_per_token(architecture)
+            + PredictedScratch::floats_per_token(architecture);
         1 + streams + joined_width(architecture) + 2 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width + latent + recurrent + gate + of_layers
             // Quantised activations take one byte per value in each of two forms, and scales.
             + (architecture.hidden.max(q_width) + width) * 5 / 8

@@ -4,6 +4,7 @@ use forebay_compute::{Activations, Cpu, Matrix};
 use forebay_format::TensorType;
 use forebay_stream::{Lease, Residency};
 
+use super::predicted::PredictedScratch;
 use super::products::{RowNumbers, RowsByKind, both_kinds, matrix, norm_in_place, norm_or_copy};
 use crate::arch::Architecture;
 use crate::backend::Step;
@@ -75,6 +76,7 @@ impl StreamScratch {
         let StreamScratch { coefficients, others, normed, gates, low, input, low_input } = self;
         let kept = if of.have_output { coefficients } else { others };
         match weights {
+            StreamWeights::Projected(_) => unreachable!("such streams have buffers of their own"),
             StreamWeights::Mean => {
                 let factors = &mut kept[..count * shape.count];
                 factors.fill(1.0 / shape.count as f32);
@@ -170,26 +172,34 @@ impl BlockInput<'_> {
 }
 
 /// Returns a resident matrix for products.
-fn resident(of: &ResidentMatrix) -> Matrix<'_> {
+pub(super) fn resident(of: &ResidentMatrix) -> Matrix<'_> {
     Matrix { ty: TensorType::F32, rows: of.rows, cols: of.cols, data: &of.data }
 }
+
+/// The residual stream of all rows, and buffers of both kinds of streams.
+pub type EndScratch<'a> =
+    (&'a [f32], &'a mut StreamScratch, &'a mut PredictedScratch, &'a RowNumbers);
 
 /// Writes rows `from..from + out.len() / hidden` of the residual stream behind the last layer to `out`, collapsed but not
 /// normed.
 pub fn collapse_at_end(
     cpu: &Cpu,
-    scratch: (&[f32], &mut StreamScratch, &RowNumbers),
+    (x, streams, predicted, numbers): EndScratch<'_>,
     step: &Step<'_>,
     from: usize,
     out: &mut [f32],
 ) {
-    let (x, streams, numbers) = scratch;
     let (hidden, width) = (step.architecture.hidden, step.architecture.stream_width());
     let count = out.len() / hidden;
     let x = &x[from * width..(from + count) * width];
     let Some(weights) = &step.weights.streams_end else { return out.copy_from_slice(x) };
     let decode = step.decode.saturating_sub(from).min(count);
     let rows = numbers.split(decode, count);
+    if let (StreamWeights::Projected(matrices), Some(shape)) =
+        (weights, step.architecture.stream_shape())
+    {
+        return predicted.collapse(cpu, matrices, (x, shape), rows, out);
+    }
     let filled = step.filled_streams(step.architecture.main_layers(), false);
     let of = StreamRows { architecture: step.architecture, rows, have_output: false, filled };
     streams.collapse(cpu, weights, resident, x, &of, out);

@@ -55,6 +55,7 @@ impl CudaBackend {
         if let Some(beside) = &step.layer_weights().beside {
             self.project_delta(step, &beside.delta)?;
         }
+        self.project_branch(step)?;
         match &step.layer_weights().attention {
             AttentionWeights::Grouped(weights) => self.project_grouped(step, weights),
             AttentionWeights::Latent(weights) => self.project_latent(step, weights),

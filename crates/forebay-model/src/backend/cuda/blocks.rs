@@ -120,7 +120,7 @@ impl CudaBackend {
             true => self.gate_with_biases(step, pair)?,
             false => {
                 let (products, normed) = (self.products(), self.float(at.normed));
-                products.gated(&self.gpu, gating, normed, Rows::of(step), pair)?;
+                products.gated(&self.gpu, (gating, step.cut()), normed, Rows::of(step), pair)?;
             }
         }
         let down = self.product(step, down, at.block_out);

@@ -61,10 +61,7 @@ impl EmbeddingRows {
         let embedding = &self.table;
         let rows = self.rows.chunks_exact_mut(embedding.row_bytes);
         for (token, row) in tokens.iter().zip(rows) {
-            let mut extent = embedding.extent;
-            extent.offset += u64::from(*token) * embedding.row_bytes as u64;
-            extent.length = embedding.row_bytes as u64;
-            self.files.read_exact(extent, row)?;
+            self.files.read_exact(embedding.row(*token), row)?;
         }
         let bytes = (tokens.len() * embedding.row_bytes).next_multiple_of(4);
         self.words.write(0, &self.rows[..bytes]);

@@ -296,7 +296,7 @@ impl CudaBackend {
         };
         let (gpu, at) = (&self.gpu, self.at());
         let pair = [self.product(step, gate, at.shared_gate), self.product(step, up, at.shared_up)];
-        let gating = device_gating(step.layer_weights().gatings.others);
+        let gating = (device_gating(step.layer_weights().gatings.others), None);
         self.products().gated(gpu, gating, self.float(at.normed), Rows::of(step), pair)?;
         let down = self.product(step, down, at.shared);
         self.products().dense(gpu, self.float(at.shared_gate), Rows::of(step), &[down])?;

@@ -39,7 +39,11 @@ impl CudaBackend {
         let project = self.product(step, weights.project, at.embeddings.projected);
         self.products().dense(gpu, self.float(at.embeddings.usual), rows, &[project])?;
         let gate = self.product(step, weights.gate, at.embeddings.gate);
-        self.products().dense(gpu, self.float(at.x), rows, &[gate])?;
+        let from = match step.architecture.active_stream() {
+            Some(_) => at.streams.row,
+            None => at.x,
+        };
+        self.products().dense(gpu, self.float(from), rows, &[gate])?;
         let width = weights.gate.rows;
         let embeddings = RowEmbeddings {
             embeddings: self.float(at.embeddings.all),

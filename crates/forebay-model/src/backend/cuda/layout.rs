@@ -233,11 +233,13 @@ impl Widths {
         let values = delta(Recurrent::value_width);
         let attended = attended.max(values);
         let layer_width = architecture.layer_embeddings.map_or(0, |of| of.width);
+        let branch = architecture.predicted_widths()[1];
         let stream = architecture.stream_width();
         let ngrams = architecture.ngrams.as_ref().map_or(0, |of| of.width);
         let output = most(Attention::output_width);
         let joined = architecture.mtp.map_or(0, |_| 2 * hidden);
-        let widest = [q, attended, output, inner, shared, layer_width, stream, ngrams, joined];
+        let widest =
+            [q, attended, output, inner, shared, layer_width, stream, ngrams, joined, branch];
         let (latent, heads) = architecture.latent().unzip();
         let (latent, heads) = (|of: fn(Latent) -> usize| latent.map_or(0, of), heads.unwrap_or(0));
         Widths {

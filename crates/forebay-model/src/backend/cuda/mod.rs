@@ -38,6 +38,7 @@ mod on_cpu;
 mod pass_times;
 mod placed;
 mod plan;
+mod predicted;
 mod prediction;
 mod prediction_layout;
 mod products;

@@ -131,6 +131,12 @@ impl CudaPlan {
             false if architecture.streams.is_some() => modules.push("streams"),
             false => {}
         }
+        if architecture.active_stream().is_some() {
+            modules.push("predicted_streams");
+        }
+        if architecture.layers.iter().any(|layer| layer.cut().is_some()) {
+            modules.push("cut");
+        }
         if architecture.ngrams.is_some() {
             modules.push("ngrams");
         }

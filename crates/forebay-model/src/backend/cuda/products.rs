@@ -229,11 +229,12 @@ impl Products {
         Ok(())
     }
 
-    /// Computes `gate.out = gating(x * gate, x * up)` for `x [rows, cols]`. Without a gate, `up` is not read.
+    /// Computes `gate.out = gating(x * gate, x * up)` for `x [rows, cols]`. Without a gate, `up` is not read. `cut`, if given, makes
+    /// the gates sparse first ([`Gpu::cut_rows`]).
     pub fn gated(
         &self,
         gpu: &Gpu,
-        gating: Gating,
+        (gating, cut): (Gating, Option<f32>),
         x: DevicePtr<f32>,
         rows: Rows,
         [gate, up]: [Product; 2],
@@ -247,7 +248,7 @@ impl Products {
             self.changed(gate.out);
             return Ok(());
         }
-        if self.takes_matvec(rows.kind) && ty == up.matrix.ty {
+        if self.takes_matvec(rows.kind) && ty == up.matrix.ty && cut.is_none() {
             self.round_for(gpu, x, rows.count, cols, [ty].into_iter())?;
             let matrices = [device_matrix(&gate), device_matrix(&up)];
             let input = self.dense_input(gpu, ty, x, rows.count, cols)?;
@@ -258,6 +259,9 @@ impl Products {
         let up = if gating.has_gate() { up } else { gate };
         self.dense(gpu, x, rows, &[gate, up][..1 + usize::from(gating.has_gate())])?;
         let width = gate.matrix.rows;
+        if let Some(cut) = cut {
+            gpu.cut_rows(gate.out, rows.count, width, cut)?;
+        }
         let (gate, up, halves) = (gate.out, up.out, self.halves_too(gate.out, rows, width));
         let rows = rows.count;
         gpu.gate(&Gate { gate, up, out: gate, rows, width, gating, biases: None, halves })?;

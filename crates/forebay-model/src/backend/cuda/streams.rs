@@ -37,6 +37,9 @@ impl CudaBackend {
         if step.architecture.has_bank() {
             return Ok(self.gpu.begin_bank(self.float(at), &self.bank_rows(step))?);
         }
+        if step.architecture.active_stream().is_some() {
+            return self.begin_predicted(step);
+        }
         Ok(self.gpu.spread_streams(self.float(at), &self.stream_rows(step))?)
     }
 
@@ -48,6 +51,9 @@ impl CudaBackend {
         block: NextBlock,
         add: bool,
     ) -> Result<(), ModelError> {
+        if step.architecture.active_stream().is_some() {
+            return self.norm_predicted(step, block, add);
+        }
         if add {
             self.add_to_streams(step, streams, block)?;
         }
@@ -109,6 +115,7 @@ impl CudaBackend {
                 let (rows, place) = (self.bank_rows(step), step.banked_stream(block));
                 return Ok(self.gpu.add_to_bank(&rows, added, place, Some(flag))?);
             }
+            StreamRule::Predicted { .. } => unreachable!("such streams have a sum of their own"),
         };
         Ok(self.gpu.add_to_streams(&rows, added, coefficients, Some(flag))?)
     }
@@ -154,6 +161,9 @@ impl CudaBackend {
         let vector = |at: Option<usize>| -> DevicePtr<f32> { optional(self.vectors(), at) };
         products.changed(to);
         match weights {
+            StreamWeights::Projected(_) => {
+                unreachable!("such streams have a collapse of their own")
+            }
             StreamWeights::Mean => gpu.collapse_streams(&rows, StreamFactors::Mean, to)?,
             StreamWeights::Bank { .. } => {
                 let rule = (vector(vectors.scores), step.architecture.norm_epsilon);

@@ -3,8 +3,8 @@
 use forebay_cuda::DevicePtr;
 
 use crate::weights::{
-    AttentionWeights, DeltaWeights, DenseBiases, FeedForwardWeights, LayerWeights, StreamWeights,
-    Weights,
+    AttentionWeights, DeltaWeights, DenseBiases, FeedForwardWeights, LayerWeights, ResidentMatrix,
+    StreamWeights, Weights,
 };
 
 /// Alignment of a vector's start, in floats. Norms read 16 bytes at once.
@@ -68,6 +68,18 @@ pub struct LayerVectors {
     pub ngrams: Option<NGramVectors>,
     /// Norms of the use of the tokens' embeddings for the layer.
     pub embeddings: Option<EmbeddingVectors>,
+    /// Vectors of predicted residual streams.
+    pub predicted: Option<PredictedVectors>,
+}
+
+/// Vectors of a layer that computes one of several residual streams, each as an index into all floats.
+#[derive(Debug, Clone, Copy)]
+pub struct PredictedVectors {
+    pub router: usize,
+    pub prediction: usize,
+    pub correction: usize,
+    pub output_scale: Option<usize>,
+    pub branch_norm: usize,
 }
 
 /// Biases of a dense feed-forward, each as an index into all floats.
@@ -87,7 +99,7 @@ pub struct StreamVectors {
     /// Weights that choose among the streams of a bank.
     pub scores: Option<usize>,
     /// The first matrices in f32, if no block has them.
-    pub matrices: [usize; 2],
+    pub matrices: [usize; 3],
 }
 
 /// Norms around a router, experts and shared experts, each as an index into all floats.
@@ -147,6 +159,8 @@ pub struct Vectors {
     pub mtp: Option<MtpVectors>,
     /// Vectors and matrices of what collapses residual streams behind the last layer, if there are several.
     pub streams_end: Option<StreamVectors>,
+    /// Projections of the usual embeddings to the other streams, if the model predicts streams.
+    pub streams_begin: [usize; 3],
 }
 
 /// Norms of the embeddings and the states that the predicting layer joins, and that before its logits, each as an index into all
@@ -175,13 +189,12 @@ impl Vectors {
         });
         vectors.streams_end = weights.streams_end.as_ref().map(|of| {
             let mut found = vectors.streams(of);
-            for (at, matrix) in found.matrices.iter_mut().zip(of.matrices()) {
-                let (numbers, _) = matrix.data.as_chunks();
-                let numbers: Vec<f32> = numbers.iter().map(|of| f32::from_le_bytes(*of)).collect();
-                *at = vectors.append(&numbers);
-            }
+            vectors.matrices(&mut found.matrices, of.matrices());
             found
         });
+        let mut found = [0; 3];
+        vectors.matrices(&mut found, weights.streams_begin.iter());
+        vectors.streams_begin = found;
         vectors
     }
 
@@ -260,6 +273,13 @@ impl Vectors {
             convolution_norm: self.append(&ngrams.convolution_norm),
             convolution: self.append(&ngrams.convolution),
         });
+        of.predicted = layer.predicted.as_ref().map(|predicted| PredictedVectors {
+            router: self.append(&predicted.router),
+            prediction: self.append(&predicted.prediction),
+            correction: self.append(&predicted.correction),
+            output_scale: self.optional(&predicted.output_scale),
+            branch_norm: self.append(&predicted.branch_norm),
+        });
         if let Some(embeddings) = &layer.embeddings {
             of.embeddings = Some(EmbeddingVectors {
                 norm: self.append(&embeddings.norm),
@@ -286,7 +306,7 @@ impl Vectors {
     fn streams<M>(&mut self, weights: &StreamWeights<M>) -> StreamVectors {
         let none = StreamVectors::default();
         match weights {
-            StreamWeights::Mean => none,
+            StreamWeights::Mean | StreamWeights::Projected(_) => none,
             StreamWeights::Bank { scores } => {
                 StreamVectors { scores: Some(self.append(scores)), ..none }
             }
@@ -304,6 +324,19 @@ impl Vectors {
     fn biases(&mut self, of: &DenseBiases) -> BiasVectors {
         let [gate, up, down] = [&of.gate, &of.up, &of.down].map(|bias| self.optional(bias));
         BiasVectors { gate, up, down }
+    }
+
+    /// Appends resident matrices, and notes where they begin.
+    fn matrices<'a>(
+        &mut self,
+        found: &mut [usize; 3],
+        matrices: impl Iterator<Item = &'a ResidentMatrix>,
+    ) {
+        for (at, matrix) in found.iter_mut().zip(matrices) {
+            let (numbers, _) = matrix.data.as_chunks();
+            let numbers: Vec<f32> = numbers.iter().map(|of| f32::from_le_bytes(*of)).collect();
+            *at = self.append(&numbers);
+        }
     }
 
     fn optional(&mut self, vector: &Option<Vec<f32>>) -> Option<usize> {
