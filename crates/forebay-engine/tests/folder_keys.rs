@@ -69,10 +69,11 @@ fn is_head(name: &str) -> bool {
 }
 
 /// Families whose configuration class in transformers ties by default.
-const TIES: [&str; 16] = [
+const TIES: [&str; 17] = [
     "gemma2",
     "gemma3",
     "gemma3n",
+    "vaultgemma",
     "gemma4",
     "gemma",
     "ernie4_5",

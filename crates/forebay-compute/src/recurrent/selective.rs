@@ -215,6 +215,7 @@ mod tests {
                 norm_width: 0,
                 sigmoid_gate: false,
                 decay_bound: 0.0,
+                share_scale: 1.0,
             };
             let decay = random(71, values * key_dim);
             Layer {

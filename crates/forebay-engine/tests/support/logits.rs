@@ -81,9 +81,6 @@ pub const HUGGING_FACE: &[&str] = &[
     "falcon_h1",
     "olmo_hybrid",
     "gemma3n",
-    // Of the project's own set.
-    "gemma",
-    "vaultgemma",
     // Made by a script in `fixtures/formulas`.
     "hunyuan_v1_moe",
     "hunyuan_v1_dense",
@@ -93,6 +90,7 @@ pub const HUGGING_FACE: &[&str] = &[
     "ernie4_5",
     "exaone",
     "gemma",
+    "vaultgemma",
     "cwm",
     "internlm3",
     "iquestcoder",

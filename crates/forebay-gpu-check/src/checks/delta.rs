@@ -214,6 +214,7 @@ impl Layer {
             norm_width: 0,
             sigmoid_gate: false,
             decay_bound: 0.0,
+            share_scale: 1.0,
         };
         let columns = |first| CpuColumns { first, step: values };
         let all = DeltaColumns {
