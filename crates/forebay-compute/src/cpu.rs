@@ -201,6 +201,11 @@ impl Cpu {
         )
     }
 
+    /// Returns what the bits of results depend on, in words: all of [`Cpu::describe`] but the number of threads.
+    pub fn describe_arithmetic(&self) -> String {
+        format!("cpu, {} kernels, {} arithmetic", self.isa, self.arithmetic)
+    }
+
     /// Returns the scratch of one worker. Only that worker locks it, so the lock is never contended.
     pub(crate) fn worker_scratch(&self, worker: usize) -> MutexGuard<'_, Scratch> {
         self.scratch[worker].lock().unwrap_or_else(PoisonError::into_inner)

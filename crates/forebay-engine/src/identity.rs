@@ -35,7 +35,7 @@ impl Session {
             env!("CARGO_PKG_VERSION"),
             self.kv_identity(),
             compute.isa,
-            compute.description,
+            compute.arithmetic,
             self.cpu_offload(),
         );
         Ok(text.into_bytes())

@@ -111,7 +111,9 @@ fn other_bytes_are_refused_and_the_cache_is_empty_then() {
     let options = SessionOptions { kv_cache: KvCacheType::Q8_0, ..SessionOptions::default() };
     let error = open(&path, &options).read_kv(&mut kept.as_slice()).unwrap_err();
     assert!(error.to_string().contains("type of keys and values"), "{error}");
-    let options = SessionOptions { context: Some(60), ..SessionOptions::default() };
+    // The number of threads makes no difference.
+    let options =
+        SessionOptions { context: Some(60), threads: Some(3), ..SessionOptions::default() };
     let mut small = Session::open(&path, &options, &mut |_, _| {}).unwrap();
     let error = small.read_kv(&mut kept.as_slice()).unwrap_err();
     assert!(error.to_string().contains("the context holds 60"), "{error}");

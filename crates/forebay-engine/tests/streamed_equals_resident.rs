@@ -77,6 +77,8 @@ fn models() -> Vec<PathBuf> {
         "models/phi",
         "models/hunyuan_v1_dense",
         "models/minicpm3",
+        "models/vaultgemma",
+        "models/gemma3n",
         "models/granitemoe_swa",
         "gguf/granite_swa/granite_swa-Q4_0.gguf",
         "gguf/maple/maple-Q4_0.gguf",

@@ -16,7 +16,7 @@ use forebay_model::ModelError;
 use forebay_model::sampling::Sampling;
 
 /// Checks that take little time, at least one of each family.
-const KERNELS: [&str; 43] = [
+const KERNELS: [&str; 45] = [
     "buffers",
     "gdeflate",
     "zstd",
@@ -27,6 +27,8 @@ const KERNELS: [&str; 43] = [
     "delta",
     "gates of",
     "elementwise",
+    "streams: predicted",
+    "sparse activations",
     "attention_inputs",
     "attention decode f16 24/16",
     "attention decode q8_0 24/16",
@@ -124,7 +126,7 @@ fn passes(only: &[&str], settings: &[(&str, &str)], least: usize) {
 
 #[test]
 fn kernels() {
-    passes(&KERNELS, &[], 51);
+    passes(&KERNELS, &[], 54);
 }
 
 /// Runs threads and blocks in reverse order, and queued work only when the program waits for it.
@@ -145,6 +147,7 @@ fn kernels_in_another_order() {
 fn dense_models() {
     passes(&["model exact models/llama3_rope", "model load models/llama3_rope"], &[], 2);
     passes(&["model graphs models/llama3_rope"], &[("LAZY", "1")], 1);
+    passes(&["model exact models/vaultgemma"], &[], 1);
     passes(&["model fast gguf/llama_k"], &[("CAPABILITY", "80"), ("ORDER", "backward")], 1);
 }
 

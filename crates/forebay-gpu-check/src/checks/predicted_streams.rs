@@ -125,7 +125,9 @@ fn predicted(context: &Context) -> Result<Outcome> {
         expected.push(x);
         let alone = numbers.on_gpu(context, (rows - 1, 1, width))?;
         for (step, found) in found.iter().enumerate() {
-            let next = compare(found, &expected[step], 2e-5);
+            // Matching divides by the magnitudes of streams, and so multiplies the differences of the steps before.
+            let limit = if step == 5 { 2e-4 } else { 2e-5 };
+            let next = compare(found, &expected[step], limit);
             outcome = outcome.worse(next.at(&format!("step {step}, {rows}x{width}")));
             let last = &found[found.len() - alone[step].len()..];
             outcome = outcome.worse(Outcome::same(&alone[step], last));

@@ -312,6 +312,8 @@ pub struct ComputeInfo {
     pub isa: String,
     /// The device and its arithmetic, in words.
     pub description: String,
+    /// What the bits of results depend on, in words. It does not have the number of threads, which changes no bit.
+    pub arithmetic: String,
     /// Use of device memory, for devices with their own memory.
     pub vram: Option<VramUse>,
 }

@@ -255,6 +255,7 @@ impl Backend for CpuBackend {
             threads: self.cpu.pool().threads(),
             isa: self.cpu.isa().to_string(),
             description: self.cpu.describe(),
+            arithmetic: self.cpu.describe_arithmetic(),
             vram: None,
         }
     }

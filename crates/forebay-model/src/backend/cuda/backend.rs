@@ -309,18 +309,22 @@ impl Backend for CudaBackend {
     fn info(&self) -> ComputeInfo {
         let (major, minor) = self.gpu.compute_capability();
         let arithmetic = if self.products().exact { "exact" } else { "fast" };
+        let own = format!(
+            "{}, compute capability {major}.{minor}, {} multiprocessors, {arithmetic} arithmetic{}",
+            self.gpu.name(),
+            self.gpu.multiprocessors(),
+            self.one_by_one
+        );
         let memory = self.gpu.memory_bytes().ok();
         let cpu = self.source.sub_layer_cpu();
         let beside = |what: fn(&Cpu) -> String| cpu.map_or(String::new(), what);
         ComputeInfo {
             threads: cpu.map_or(1, |cpu| cpu.pool().threads()),
             isa: format!("sm_{major}{minor}{}", beside(|cpu| format!(" and {}", cpu.isa()))),
-            description: format!(
-                "{}, compute capability {major}.{minor}, {} multiprocessors, {arithmetic} arithmetic{}{}",
-                self.gpu.name(),
-                self.gpu.multiprocessors(),
-                self.one_by_one,
-                beside(|cpu| format!("; {}", cpu.describe()))
+            description: format!("{own}{}", beside(|cpu| format!("; {}", cpu.describe()))),
+            arithmetic: format!(
+                "{own}{}",
+                beside(|cpu| format!("; {}", cpu.describe_arithmetic()))
             ),
             vram: Some(VramUse {
                 driver_used_bytes: memory.map(|(free, total)| total - free),
