@@ -15,7 +15,7 @@ use logits::{
     Distance, EXACT, FEW_EXPERTS, GGUF, HUGGING_FACE, INDEXED, RECURRENT, References,
     exact_against_llama_cpp, json, numbers, of_long_prompt, prompt, references_of, short_context,
 };
-use support::{NOT_YET, fixture};
+use support::fixture;
 
 /// Context in positions, which all prompts of the fixtures fit.
 const CONTEXT: usize = 320;
@@ -396,24 +396,10 @@ fn the_set_is_whole_and_every_model_of_it_is_tested() {
         assert!(wrong.is_empty(), "{}: missing or changed are {wrong:?}", set.display());
         assert!(!models.is_empty(), "{} lists no models", set.display());
         let folders = HUGGING_FACE.iter().map(|name| format!("models/{name}"));
-        let refused = NOT_YET.iter().map(|(name, _)| (*name).to_owned());
         let tested = folders.chain(GGUF.iter().map(|name| format!("gguf/{name}")));
-        let known: BTreeSet<String> = tested.chain(refused).collect();
+        let known: BTreeSet<String> = tested.collect();
         let untested: Vec<&String> = models.difference(&known).collect();
         assert!(untested.is_empty(), "no test runs {untested:?}");
-    }
-}
-
-/// A model that runs belongs to the lists of models that are tested.
-#[test]
-fn models_that_cannot_run_yet_are_refused() {
-    for &(name, why) in NOT_YET {
-        let Some(mut path) = fixture(name) else { continue };
-        if let Some(name) = name.strip_prefix("gguf/") {
-            path = gguf_files(name).remove(0).1;
-        }
-        let opened = Session::open(&path, &SessionOptions::default(), &mut |_, _| {});
-        assert!(opened.is_err(), "{name} runs, although it is listed as missing {why}");
     }
 }
 

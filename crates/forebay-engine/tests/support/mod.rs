@@ -61,10 +61,7 @@ pub fn all_sets() -> Vec<PathBuf> {
     others.into_iter().chain((!is_among).then_some(own)).collect()
 }
 
-/// Models of the fixtures that forebay refuses, and what it lacks for them.
-pub const NOT_YET: &[(&str, &str)] = &[];
-
-/// Returns the models of the third set that run: folders, and the first file of each folder with GGUF files.
+/// Returns the models of the third set: folders, and the first file of each folder with GGUF files.
 pub fn third_set() -> Vec<PathBuf> {
     let Some(set) = sets().into_iter().find(|set| set.ends_with("fixtures3")) else {
         return Vec::new();
@@ -73,10 +70,6 @@ pub fn third_set() -> Vec<PathBuf> {
     for kind in ["gguf", "models"] {
         for entry in std::fs::read_dir(set.join(kind)).unwrap() {
             let folder = entry.unwrap().path();
-            let name = format!("{kind}/{}", folder.file_name().unwrap().to_string_lossy());
-            if NOT_YET.iter().any(|(of, _)| *of == name) {
-                continue;
-            }
             let mut files = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
             let is_gguf = |path: &PathBuf| path.extension().is_some_and(|end| end == "gguf");
             found.push(if kind == "models" { folder } else { files.find(is_gguf).unwrap() });
