@@ -8,7 +8,7 @@ use std::path::Path;
 
 use forebay_engine::{Session, SessionOptions};
 use forebay_format::gguf::writer::GgufWriter;
-use forebay_format::{TensorType, Value};
+use forebay_format::{Array, TensorType, Value};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value as Json;
 use support::{changed, fixture};
@@ -17,8 +17,25 @@ use support::{changed, fixture};
 type Contents = (TensorType, Vec<u64>, Vec<u8>);
 
 /// Parts of names in folders and in GGUF. Longer parts come before those that they contain.
-const NAMES: [(&str, &str); 35] = [
+const NAMES: [(&str, &str); 52] = [
     ("model.layers.", "blk."),
+    ("model.embed_tokens_per_layer", "per_layer_token_embd"),
+    ("model.per_layer_model_projection", "per_layer_model_proj"),
+    ("model.per_layer_projection_norm", "per_layer_proj_norm"),
+    ("per_layer_input_gate", "inp_gate"),
+    ("per_layer_projection", "proj"),
+    ("post_per_layer_input_norm", "post_norm"),
+    ("altup.modality_router", "altup_router"),
+    ("altup.router_norm", "altup_router_norm"),
+    ("altup.prediction_coefs", "altup_predict_coef"),
+    ("altup.correction_coefs", "altup_correct_coef"),
+    ("altup.correct_output_scale", "altup_correct_scale.weight"),
+    ("model.altup_projections", "altup_proj"),
+    ("model.altup_unembed_projections", "altup_unembd_proj"),
+    ("laurel.linear_left", "laurel_l"),
+    ("laurel.linear_right", "laurel_r"),
+    ("laurel.post_laurel_norm", "laurel_post_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
     ("model.embed_tokens", "token_embd"),
     ("model.norm", "output_norm"),
     ("model.final_layernorm", "output_norm"),
@@ -71,7 +88,7 @@ fn tensors(folder: &Path, architecture: &str) -> BTreeMap<String, Contents> {
         };
         let mut name = NAMES.iter().fold(name, |name, (from, to)| name.replace(from, to));
         let behind_attention = match architecture {
-            "olmo2" => "post_attention_norm",
+            "olmo2" | "gemma3n" => "post_attention_norm",
             _ => "ffn_norm",
         };
         name = name.replace("post_attention_layernorm", behind_attention);
@@ -101,6 +118,7 @@ fn write(out: &Path, folder: &Path, architecture: &str, more: Vec<(&str, Value)>
     match architecture {
         "nemotron" => tensors.iter_mut().for_each(|(name, of)| whole_norm(name, of)),
         "olmo" => tensors.iter_mut().for_each(|(name, of)| in_pairs(&config, name, of)),
+        "gemma3n" => tensors = with_stacks(tensors),
         _ => {}
     }
     for which in ["long", "short"] {
@@ -118,10 +136,13 @@ fn write(out: &Path, folder: &Path, architecture: &str, more: Vec<(&str, Value)>
     writer.set("general.architecture", architecture).unwrap();
     let count = |key: &str| config[key].as_u64().unwrap() as u32;
     let (hidden, heads) = (count("hidden_size"), count("num_attention_heads"));
-    let dim = config["attention_head_dim"].as_u64().map_or(hidden / heads, |dim| dim as u32);
+    let dim = config["attention_head_dim"].as_u64().or(config["head_dim"].as_u64());
+    let dim = dim.map_or(hidden / heads, |dim| dim as u32);
     let share = config["partial_rotary_factor"].as_f64().unwrap_or(1.0);
     let rotary = (share * f64::from(dim)) as u32;
     let theta = config["rope_theta"].as_f64().unwrap();
+    let widths = &config["intermediate_size"];
+    let width = widths.as_array().map_or(widths, |list| &list[0]).as_u64().unwrap() as u32;
     // Hunyuan's converter stretches the base.
     let stretched = config["rope_scaling"]["alpha"].as_f64();
     let exponent = f64::from(dim) / f64::from(dim - 2);
@@ -130,7 +151,7 @@ fn write(out: &Path, folder: &Path, architecture: &str, more: Vec<(&str, Value)>
         ("block_count", Value::from(count("num_hidden_layers"))),
         ("context_length", Value::from(count("max_position_embeddings"))),
         ("embedding_length", Value::from(hidden)),
-        ("feed_forward_length", Value::from(count("intermediate_size"))),
+        ("feed_forward_length", Value::from(width)),
         ("attention.head_count", Value::from(heads)),
         ("attention.head_count_kv", Value::from(count("num_key_value_heads"))),
         ("attention.key_length", Value::from(dim)),
@@ -154,6 +175,25 @@ fn write(out: &Path, folder: &Path, architecture: &str, more: Vec<(&str, Value)>
         data.write(bytes).unwrap();
     }
     std::fs::write(out, data.finish().unwrap()).unwrap();
+}
+
+/// Joins the projections of residual streams, which end in a number, to a tensor for all.
+fn with_stacks(tensors: BTreeMap<String, Contents>) -> BTreeMap<String, Contents> {
+    let mut found = BTreeMap::<String, Contents>::new();
+    // They come in the order of their numbers, which have one digit.
+    for (name, (ty, shape, bytes)) in tensors {
+        let Some((stack, _)) = name.split_once("_proj.").filter(|(of, _)| of.starts_with("altup"))
+        else {
+            found.insert(name, (ty, shape, bytes));
+            continue;
+        };
+        let stack = found
+            .entry(format!("{stack}_proj.weight"))
+            .or_insert_with(|| (ty, [&[0], &shape[..]].concat(), vec![]));
+        stack.1[0] += 1;
+        stack.2.extend(bytes);
+    }
+    found
 }
 
 /// Adds 1 to the weights of a norm, as Nemotron's converter does.
@@ -216,6 +256,24 @@ fn check_folder(name: &str, folder: &Path, architecture: &str, more: Vec<(&str, 
 
 fn count(value: u32) -> Value {
     Value::from(value)
+}
+
+/// The folder's logits are those of transformers. llama.cpp estimates the deviation of a sample, so its cut is another one.
+#[test]
+fn gemma3n_is_read_from_gguf() {
+    // 0.95 of a normal distribution is below the first number.
+    let deviations = [1.644_853_6, 1.644_853_6, f32::NEG_INFINITY, f32::NEG_INFINITY];
+    let windows = [true, false, true, false];
+    let keys = vec![
+        ("altup.active_idx", count(0)),
+        ("altup.num_inputs", count(4)),
+        ("embedding_length_per_layer_input", count(16)),
+        ("attention.shared_kv_layers", count(2)),
+        ("attention.sliding_window", count(16)),
+        ("attention.sliding_window_pattern", Value::Array(Array::Bool(windows.into()))),
+        ("activation_sparsity_scale", Value::Array(Array::F32(deviations.into()))),
+    ];
+    check("gemma3n", "gemma3n", keys);
 }
 
 #[test]

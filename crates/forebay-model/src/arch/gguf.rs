@@ -68,7 +68,7 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         post_norm_epsilon: family.layers.post_norm_epsilon.unwrap_or(norm_epsilon),
         norms: norms::layout(family, keys.flag("use_parallel_residual")?)?,
         norm_form,
-        streams: streams::of_gguf(&keys, family, layers.len())?,
+        streams: streams::of_gguf(catalog, &keys, family, layers.len())?,
         embedding_scale: family.embedding_scale(hidden) * embedding_scale / residual_scale,
         embedding_norm: family.ends.embedding_norm,
         layer_scales: family.layers.scales,

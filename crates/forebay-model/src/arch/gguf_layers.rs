@@ -128,8 +128,26 @@ fn feed_forward(
         width if family.feed_forward.doubled_width => {
             FeedForward::Dense { width: width / 2, cut: None }
         }
-        width => FeedForward::Dense { width, cut: None },
+        width => FeedForward::Dense { width, cut: cut(keys, family, index)? },
     })
+}
+
+/// Returns what is subtracted from the gates of a layer, in standard deviations above their mean, if they are sparse. Layers whose
+/// gates are not have minus infinity in the file.
+fn cut(keys: &Keys<'_>, family: &Family, index: usize) -> Result<Option<f32>, ModelError> {
+    const KEY: &str = "activation_sparsity_scale";
+    if family.feed_forward.sparse_layers.is_none() {
+        return Ok(None);
+    }
+    let list = keys.floats(KEY)?.ok_or_else(|| keys.missing(KEY))?;
+    let Some(&of_layer) = list.get(index) else {
+        let given = format!("{} values", list.len());
+        return Err(keys.wrong(KEY, given, "it must have one for each layer"));
+    };
+    if of_layer.is_nan() || of_layer == f32::INFINITY {
+        return Err(keys.wrong(KEY, of_layer, "it must be numbers"));
+    }
+    Ok((of_layer != f32::NEG_INFINITY).then_some(of_layer))
 }
 
 /// Returns true if a layer has heads of attention.

@@ -292,12 +292,20 @@ impl Names {
         self.pick(own.0, own.1)
     }
 
-    /// Returns the name of a projection of the usual embedding to residual stream `stream`, or of that stream behind the last layer.
-    /// Only folders have such.
-    pub fn stream_projection(&self, stream: usize, at_end: bool) -> String {
-        let (of, number) =
-            (if at_end { "altup_unembed_projections" } else { "altup_projections" }, stream - 1);
-        self.pick("", &format!("model.{of}.{number}.weight"))
+    /// Returns the names of the projections of the usual embedding to residual streams 1 and following, or of these streams behind
+    /// the last layer. GGUF files have one tensor for all.
+    pub fn stream_projections(&self, streams: usize, at_end: bool) -> Vec<String> {
+        let (gguf, folder) = match at_end {
+            true => ("altup_unembd_proj.weight", "altup_unembed_projections"),
+            false => ("altup_proj.weight", "altup_projections"),
+        };
+        match self.naming {
+            Naming::Gguf => vec![gguf.into()],
+            Naming::HuggingFace { .. } => {
+                let name = |number| self.pick("", &format!("model.{folder}.{number}.weight"));
+                (0..streams - 1).map(name).collect()
+            }
+        }
     }
 
     /// Returns the family's names with a role. An empty one stands for the usual one.

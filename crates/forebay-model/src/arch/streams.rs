@@ -1,6 +1,7 @@
 //! Residual streams beside each other (hyper-connections).
 
 use forebay_compute::{STREAMS_MAX, StreamShape};
+use forebay_format::Catalog;
 
 use super::architecture::{Architecture, FeedForward, Layer, Mixer, NormLayout};
 use super::check::{check, check_size};
@@ -207,8 +208,18 @@ fn bank(period: usize, layers: usize) -> Result<Streams, ModelError> {
     Ok(Streams { count: 1 + layers.div_ceil(period), rule: StreamRule::Bank { period } })
 }
 
+/// Returns the width of the low-rank branch beside attention, which only a tensor says.
+fn branch_rank(catalog: &Catalog, family: &Family) -> Result<usize, ModelError> {
+    const NAME: &str = "blk.0.laurel_l.weight";
+    let tensor = catalog.tensor(NAME);
+    let tensor = tensor
+        .ok_or_else(|| ModelError::MissingTensor { name: NAME.into(), family: family.name })?;
+    Ok(tensor.shape.first().map_or(0, |rows| usize::try_from(*rows).unwrap_or(usize::MAX)))
+}
+
 /// Reads the residual streams of a family that has several from GGUF metadata.
 pub(super) fn of_gguf(
+    catalog: &Catalog,
     keys: &Keys<'_>,
     family: &Family,
     layers: usize,
@@ -236,6 +247,19 @@ pub(super) fn of_gguf(
             rule: StreamRule::Gated { rank: keys.count("hyper_connection.low_rank")? },
         })),
         Some(StreamForm::Bank) => Ok(Some(bank(keys.count("attn_res.block_size")?, layers)?)),
-        Some(StreamForm::Predicted) => unreachable!("such families have no GGUF files"),
+        Some(StreamForm::Predicted) => {
+            // Layers that share keys and values still have tensors for their own, so no tensor says how many there are.
+            keys.count("attention.shared_kv_layers")?;
+            Ok(Some(Streams {
+                count: keys.count("altup.num_inputs")?,
+                rule: StreamRule::Predicted {
+                    active: keys.count("altup.active_idx")?,
+                    scaled: true,
+                    // No key says the limit. Published weights are far below it.
+                    clip: None,
+                    branch_rank: branch_rank(catalog, family)?,
+                },
+            }))
+        }
     }
 }

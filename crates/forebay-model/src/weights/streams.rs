@@ -109,12 +109,28 @@ pub(super) fn at_begin(
 ) -> Result<Vec<ResidentMatrix>, ModelError> {
     match architecture.streams {
         Some(Streams { count, rule: StreamRule::Predicted { .. } }) => {
-            let name = |stream| names.stream_projection(stream, false);
-            let hidden = architecture.hidden;
-            (1..count).map(|stream| resident(tensors, &name(stream), hidden, hidden)).collect()
+            let names = names.stream_projections(count, false);
+            projections(tensors, &names, count, architecture.hidden)
         }
         _ => Ok(Vec::new()),
     }
+}
+
+/// Reads matrices `[hidden, hidden]` of all streams but the first, which have a name each or one for all.
+fn projections(
+    tensors: &mut Tensors<'_>,
+    names: &[String],
+    streams: usize,
+    hidden: usize,
+) -> Result<Vec<ResidentMatrix>, ModelError> {
+    if let [name] = names
+        && streams > 2
+    {
+        let all = tensors.matrices(name, streams - 1, [hidden; 2])?;
+        let each = all.chunks_exact(hidden * hidden);
+        return Ok(each.map(|values| in_memory(values, hidden, hidden)).collect());
+    }
+    names.iter().map(|name| resident(tensors, name, hidden, hidden)).collect()
 }
 
 /// Reads a matrix that stays in memory.
@@ -124,9 +140,12 @@ fn resident(
     rows: usize,
     cols: usize,
 ) -> Result<ResidentMatrix, ModelError> {
-    let values = tensors.rows(name, rows, cols)?;
+    Ok(in_memory(&tensors.rows(name, rows, cols)?, rows, cols))
+}
+
+fn in_memory(values: &[f32], rows: usize, cols: usize) -> ResidentMatrix {
     let data = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    Ok(ResidentMatrix { rows, cols, data })
+    ResidentMatrix { rows, cols, data }
 }
 
 /// Returns what collapses the streams behind the last layer, if there are several. It stays in memory.
@@ -159,10 +178,8 @@ pub(super) fn at_end(
             scores: tensors.vector(&names.streams_end("scores"), architecture.hidden)?,
         },
         StreamRule::Predicted { .. } => {
-            let name = |stream| names.stream_projection(stream, true);
-            let hidden = architecture.hidden;
-            let all = (1..count).map(|stream| resident(tensors, &name(stream), hidden, hidden));
-            StreamWeights::Projected(all.collect::<Result<_, _>>()?)
+            let names = names.stream_projections(count, true);
+            StreamWeights::Projected(projections(tensors, &names, count, architecture.hidden)?)
         }
     }))
 }

@@ -260,6 +260,16 @@ impl<'a> Tensors<'a> {
         self.floats(name, &[count as u64, length as u64])
     }
 
+    /// Reads `count` matrices `[count, rows, cols]` and widens them to f32.
+    pub fn matrices(
+        &mut self,
+        name: &str,
+        count: usize,
+        [rows, cols]: [usize; 2],
+    ) -> Result<Vec<f32>, ModelError> {
+        self.floats(name, &[count as u64, rows as u64, cols as u64])
+    }
+
     /// Reads the weights of a norm, with the family's offset added.
     pub fn norm(&mut self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
         let offset = self.names.norm_offset();

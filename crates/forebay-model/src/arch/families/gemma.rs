@@ -113,6 +113,7 @@ pub(super) const FAMILIES: &[Family] = &[
     Family {
         name: "gemma3n",
         files: Files {
+            gguf: &["gemma3n"],
             huggingface: &["gemma3n_text"],
             norms_less_one: false,
             names: GEMMA3N_NAMES,
@@ -139,14 +140,14 @@ pub(super) const FAMILIES: &[Family] = &[
 
 const GEMMA3N_NAMES: OwnNames = &[
     ("feed_forward_norm", "", "pre_feedforward_layernorm.weight"),
-    ("streams_router", "", "altup.modality_router.weight"),
-    ("streams_router_norm", "", "altup.router_norm.weight"),
-    ("streams_prediction", "", "altup.prediction_coefs.weight"),
-    ("streams_correction", "", "altup.correction_coefs.weight"),
-    ("streams_output_scale", "", "altup.correct_output_scale"),
-    ("branch_left", "", "laurel.linear_left.weight"),
-    ("branch_right", "", "laurel.linear_right.weight"),
-    ("branch_norm", "", "laurel.post_laurel_norm.weight"),
+    ("streams_router", "altup_router.weight", "altup.modality_router.weight"),
+    ("streams_router_norm", "altup_router_norm.weight", "altup.router_norm.weight"),
+    ("streams_prediction", "altup_predict_coef.weight", "altup.prediction_coefs.weight"),
+    ("streams_correction", "altup_correct_coef.weight", "altup.correction_coefs.weight"),
+    ("streams_output_scale", "altup_correct_scale.weight", "altup.correct_output_scale"),
+    ("branch_left", "laurel_l.weight", "laurel.linear_left.weight"),
+    ("branch_right", "laurel_r.weight", "laurel.linear_right.weight"),
+    ("branch_norm", "laurel_post_norm.weight", "laurel.post_laurel_norm.weight"),
 ];
 
 const GEMMA4_NAMES: OwnNames = &[
