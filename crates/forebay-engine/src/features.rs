@@ -452,6 +452,7 @@ fn routing_words(experts: &Experts) -> Vec<String> {
         Scoring::Sigmoid => words.push("sigmoid scores".to_owned()),
         Scoring::SigmoidOfChosen => words.push("sigmoids of the chosen logits".to_owned()),
         Scoring::SqrtSoftplus => words.push("scores are roots of softplus".to_owned()),
+        Scoring::SparseMixer => words.push("weights are shares among near logits".to_owned()),
     }
     if experts.correction_bias {
         words.push("a bias corrects the choice".to_owned());

@@ -39,6 +39,7 @@ impl CudaBackend {
                 Scoring::Sigmoid => RouterScoring::Sigmoid,
                 Scoring::SigmoidOfChosen => RouterScoring::SigmoidOfChosen,
                 Scoring::SqrtSoftplus => RouterScoring::SqrtSoftplus,
+                Scoring::SparseMixer => RouterScoring::SparseMixer,
             },
             by_token: vectors.by_token.map(|table| self.experts_of_tokens(step, table)),
             renormalise: experts.renormalise,
