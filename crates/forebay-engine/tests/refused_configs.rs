@@ -250,6 +250,8 @@ fn variants_of_models_with_layer_norms_are_refused() {
         ("phi", "partial_rotary_factor", json!(0)),
         ("nemotron", "hidden_act", json!("silu")),
         ("olmo", "clip_qkv", json!(8.0)),
+        ("phimoe", "router_jitter_noise", json!(0.1)),
+        ("phimoe", "hidden_act", json!("gelu")),
     ] {
         let Some(error) = error_of(name, &[(key, value.clone())]) else { continue };
         let named = match key {

@@ -75,6 +75,7 @@ fn models() -> Vec<PathBuf> {
         "models/cohere2",
         "models/starcoder2",
         "models/phi",
+        "models/phimoe",
         "models/hunyuan_v1_dense",
         "models/minicpm3",
         "models/granitemoe_swa",

@@ -106,6 +106,7 @@ pub const HUGGING_FACE: &[&str] = &[
     "helium",
     "hunyuan_vl",
     "solar_open",
+    "phimoe",
     "cohere",
     "cohere2",
     "starcoder2",

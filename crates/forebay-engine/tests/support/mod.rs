@@ -146,6 +146,7 @@ pub fn models() -> Vec<PathBuf> {
         "models/cohere2",
         "models/starcoder2",
         "models/phi",
+        "models/phimoe",
     ]
     .iter()
     .filter_map(|name| fixture(name))

@@ -1,6 +1,6 @@
 //! Models with layer norms. Many of them compute attention and feed-forward side by side.
 
-use forebay_compute::{Gating, RopeLayout};
+use forebay_compute::{Gating, RopeLayout, Scoring};
 
 use super::super::family::{
     Attention, Ends, Factors, Family, FeedForward, Files, Layers, Rotation, Windows,
@@ -107,6 +107,30 @@ pub(super) const FAMILIES: &[Family] = &[
         },
         feed_forward: PLAIN_GELU,
         layers: Layers::PARALLEL,
+        ..BIASED
+    },
+    // Phi-3.5-MoE.
+    Family {
+        name: "phimoe",
+        files: Files {
+            gguf: &["phimoe"],
+            huggingface: &["phimoe"],
+            names: &[
+                ("router", "", "block_sparse_moe.gate.weight"),
+                ("expert_gate", "", "block_sparse_moe.experts.{expert}.w1.weight"),
+                ("expert_up", "", "block_sparse_moe.experts.{expert}.w3.weight"),
+                ("expert_down", "", "block_sparse_moe.experts.{expert}.w2.weight"),
+            ],
+            ..Files::BASE
+        },
+        attention: Attention { windows: Windows::All, ..BIASED.attention },
+        rotation: Rotation { theta: 1_000_000.0, ..Rotation::BASE },
+        feed_forward: FeedForward {
+            experts: true,
+            scoring: Scoring::SparseMixer,
+            renormalise: false,
+            ..FeedForward::BASE
+        },
         ..BIASED
     },
 ];
