@@ -4,8 +4,8 @@ use forebay_compute::{GateFunction, Gating, NormForm, RopeScaling, Scoring};
 use forebay_format::{Catalog, TensorInfo};
 use forebay_model::Architecture;
 use forebay_model::arch::{
-    Attention, AttentionBias, EmbeddingNorm, Experts, FeedForward, IndexerRule, Latent, LatentNorm,
-    NormLayout, OutputGate, QkNorm, Rope, StateRule, StreamRule, Streams,
+    Attention, AttentionBias, EmbeddingNorm, ExpertInput, Experts, FeedForward, IndexerRule,
+    Latent, LatentNorm, NormLayout, OutputGate, QkNorm, Rope, StateRule, StreamRule, Streams,
 };
 use serde::Serialize;
 
@@ -39,6 +39,7 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
         Gating::SiluClamped { limit } => {
             add("clamped feed-forwards", format!("SiLU and up within {limit}"));
         }
+        Gating::Relu => add("ReGLU", "gates by ReLU instead of SiLU".to_owned()),
         Gating::SquaredRelu => add("squared ReLU", "feed-forwards without a gate".to_owned()),
         Gating::PlainGelu | Gating::PlainGeluTanh => {
             add("GELU", "feed-forwards without a gate".to_owned());
@@ -185,6 +186,9 @@ fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
     }
     if let Some(words) = attentions.iter().find_map(|of| gate_words(of.output_gate)) {
         add("gated attention", words);
+    }
+    if let Some(limit) = attention.clamp {
+        add("clamped attention", format!("queries, keys and values within {limit}"));
     }
     if attentions.iter().any(|of| of.output_norm) {
         add("norm of attention's output", "of each head, without weights".to_owned());
@@ -410,6 +414,16 @@ fn experts(architecture: &Architecture, add: &mut impl FnMut(&'static str, Strin
             "scaled inputs",
             "the weight of an expert multiplies its input, not its output".to_owned(),
         );
+    }
+    match experts.input {
+        ExpertInput::OfFeedForward => {}
+        ExpertInput::RouterOfLayer => {
+            add("early routers", "they take the stream as it is before the layer".to_owned());
+        }
+        ExpertInput::OfLayer => {
+            let words = "they take the stream as it is before the layer, behind a norm";
+            add("experts beside attention", words.to_owned());
+        }
     }
     if experts.bias {
         add("expert biases", "of the router and of every matrix".to_owned());

@@ -289,6 +289,21 @@ fn models_with_layer_norms_are_read_from_gguf() {
     check("phi", "phi2", Vec::new());
 }
 
+/// The bound is small, so that it matters.
+#[test]
+fn bounds_of_queries_keys_and_values_are_read_from_gguf() {
+    let Some(folder) = changed("olmo", |config| config["clip_qkv"] = Json::from(0.5)) else {
+        return;
+    };
+    check_folder(
+        "olmo",
+        folder.path(),
+        "olmo",
+        vec![("attention.clamp_kqv", Value::from(0.5_f32))],
+    );
+    assert!(logits(folder.path(), 64) != logits(&fixture("models/olmo").unwrap(), 64));
+}
+
 /// GGUF files have one magnitude of the rotation.
 #[test]
 fn phimoe_is_read_from_gguf() {

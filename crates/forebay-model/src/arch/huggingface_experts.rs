@@ -202,6 +202,7 @@ pub(super) fn experts(
         averaged,
         shared_gate: family.feed_forward.shared_gate,
         scaled_input: family.feed_forward.scaled_input,
+        input: family.feed_forward.input,
         transposed: family.files.transposed_experts,
         own_norms: family.feed_forward.beside_dense,
         expert_scales: family.feed_forward.beside_dense,

@@ -6,6 +6,7 @@ use super::architecture::{
     Architecture, Attention, FeedForward, Gatings, Latent, Layer, Mixer, Rope,
 };
 use super::recurrent::STATES_PER_SEQUENCE;
+use super::shapes::ExpertInput;
 use crate::ModelError;
 
 /// Layers whose keys and values share blocks: those that see as many positions as each other and have the same shape of
@@ -40,6 +41,14 @@ pub(super) fn keys_of(
 }
 
 impl Layer {
+    /// Returns what router and experts take, if the layer has such.
+    pub fn expert_input(&self) -> ExpertInput {
+        match &self.feed_forward {
+            FeedForward::None | FeedForward::Dense { .. } => ExpertInput::OfFeedForward,
+            FeedForward::Experts(experts) => experts.input,
+        }
+    }
+
     /// Creates a layer that is only a mixer or only a feed-forward. Attention sees the whole context.
     pub(super) fn one_block(mixer: Mixer, feed_forward: FeedForward, rope: Option<usize>) -> Layer {
         Layer {

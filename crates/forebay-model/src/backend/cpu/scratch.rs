@@ -9,7 +9,7 @@ use super::ngram_scratch::NGramScratch;
 use super::products::RowNumbers;
 use super::shared_keys::SharedKeyScratch;
 use super::streams::StreamScratch;
-use crate::arch::{Architecture, Attention, OutputGate};
+use crate::arch::{Architecture, Attention, ExpertInput, Layer, OutputGate};
 use crate::weights::Weights;
 use forebay_compute::{Activations, AttentionRun};
 use forebay_store::FileSet;
@@ -44,6 +44,8 @@ pub struct Scratch {
     pub streams: StreamScratch,
     /// Normed input of a block `[tokens, hidden]`.
     pub normed: Vec<f32>,
+    /// Residual stream as it is before the layer `[tokens, hidden]`; empty if no experts take it.
+    pub layer_input: Vec<f32>,
     /// Output of a block `[tokens, hidden]`.
     pub block_out: Vec<f32>,
     pub q: Vec<f32>,
@@ -101,6 +103,7 @@ impl Scratch {
             x: floats(architecture.stream_width()),
             streams: StreamScratch::reserve(architecture, batch),
             normed: floats(architecture.hidden),
+            layer_input: floats(layer_input_width(architecture)),
             block_out: floats(architecture.hidden),
             q: most(|of| of.heads * of.head_dim),
             k: most(|of| of.kv_heads * of.head_dim),
@@ -154,7 +157,8 @@ impl Scratch {
         let gate = 3 * gate_width(architecture)
             + relative_width(architecture)
             + ConvolutionScratch::floats_per_token(architecture)
-            + latent_width(architecture);
+            + latent_width(architecture)
+            + layer_input_width(architecture);
         let streams = architecture.stream_width() + StreamScratch::floats_per_token(architecture);
         1 + streams + joined_width(architecture) + 2 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width + latent + recurrent + gate + of_layers
             // Quantised activations take one byte per value in each of two forms, and scales.
@@ -166,6 +170,12 @@ impl Scratch {
 fn inner_width(architecture: &Architecture) -> usize {
     let of_layer = architecture.layer_embeddings.map_or(0, |of| of.width);
     architecture.dense_width().max(architecture.shared_width()).max(of_layer)
+}
+
+/// Returns the width of a kept row of the residual stream; 0 if no experts take the input of their layer.
+fn layer_input_width(architecture: &Architecture) -> usize {
+    let takes = |layer: &Layer| layer.expert_input() != ExpertInput::OfFeedForward;
+    if architecture.layers.iter().any(takes) { architecture.hidden } else { 0 }
 }
 
 /// Returns the width of the space of experts; 0 if they have none.
