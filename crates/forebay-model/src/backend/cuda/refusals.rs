@@ -2,7 +2,7 @@
 
 use forebay_compute::Growth;
 
-use crate::arch::{Architecture, ExpertInput, Experts, LatentNorm};
+use crate::arch::{Architecture, Experts, LatentNorm};
 
 /// Returns the first part of a model that has no kernels, if there is one.
 pub fn parts_without_kernels(architecture: &Architecture) -> Option<&'static str> {
@@ -18,10 +18,6 @@ pub fn parts_without_kernels(architecture: &Architecture) -> Option<&'static str
         (architecture.attentions.iter().any(|of| of.output_norm), "norms of attention's outputs"),
         (has(|of| of.always > 0), "shared experts that the router scores"),
         (has(takes_normed_input), "experts that take normed inputs in a space of their own"),
-        (
-            has(|of| of.input != ExpertInput::OfFeedForward),
-            "routers that take the input of their layer",
-        ),
         (has(|of| of.output_norms), "norms of every expert's output"),
         (has(|of| of.logit_scale != 1.0), "routers whose logits have a factor"),
     ];
