@@ -32,8 +32,8 @@ pub use kv::{KV_BLOCK, KvCache, KvLayer, KvShape, KvType, rows_for_window};
 pub use matmul::{Activations, MatmulJob, Matrix};
 pub use ngram::{NGramNorms, NGramShape};
 pub use ops::{
-    GateFunction, Gating, Growth, NormForm, RopeConfig, RopeLayout, RopeScaling, RopeTable,
-    RouterGroups, RouterRule, Scoring, Temperature,
+    GateFunction, Gating, Growth, NEAR_LOGITS, NormForm, RopeConfig, RopeLayout, RopeScaling,
+    RopeTable, RouterGroups, RouterRule, Scoring, Temperature,
 };
 pub use pool::Pool;
 pub use recurrent::{

@@ -115,6 +115,13 @@ extern "C" __global__ void __launch_bounds__(256)
     if (threadIdx.x == 0) scales[row] = scale;
 }
 
+// x = min(max(x, -limit), limit), count elements. The comparisons propagate NaN, which fminf would not.
+extern "C" __global__ void __launch_bounds__(256) clamp_values(float *x, u64 count, float limit) {
+    wait_for_previous();
+    const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) x[i] = x[i] > limit ? limit : x[i] < -limit ? -limit : x[i];
+}
+
 // x *= factor, count elements.
 extern "C" __global__ void __launch_bounds__(256) scale(float *x, u64 count, float factor) {
     wait_for_previous();

@@ -48,8 +48,11 @@ __device__ inline u32 best_groups(const float *choice, int experts, int groups, 
     return chosen;
 }
 
-// With SIGMOID_OF_CHOSEN, the logits choose, and their sigmoids are weights only.
-enum Scoring { SOFTMAX = 0, SIGMOID = 1, SQRT_SOFTPLUS = 2, SIGMOID_OF_CHOSEN = 3 };
+// With SIGMOID_OF_CHOSEN, the logits choose, and their sigmoids are weights only. With SPARSE_MIXER, the logits choose, and a weight is a
+// share of a softmax over the experts that are left and whose logits are near that of the best.
+enum Scoring { SOFTMAX = 0, SIGMOID = 1, SQRT_SOFTPLUS = 2, SIGMOID_OF_CHOSEN = 3, SPARSE_MIXER = 4 };
+// Relative distance up to which logits are near.
+static constexpr float NEAR_LOGITS = 0.02f;
 
 // Parameters of the router kernels.
 // - logits [tokens, experts]; `logit_bias` [experts], if not null, is added to them.
@@ -150,12 +153,21 @@ __device__ inline void choose_experts(int token, const float *logits, float *sco
                     index = lane + 32 * n;
                 }
             const u32 best = best_of_warp(key, index);
+            float own = scores[best];
+            if (scoring == SPARSE_MIXER) {
+                float part = 0.0f;
+#pragma unroll
+                for (int n = 0; n < N; n++)
+                    if (keys[n] && !((own - x[n]) / fmaxf(fabsf(x[n]), own) > NEAR_LOGITS))
+                        part += (float)exp((double)(x[n] - own));
+                own = 1.0f / warp_sum(part);
+            }
 #pragma unroll
             for (int n = 0; n < N; n++)
                 if (best == (u32)(lane + 32 * n)) keys[n] = 0;
             if (lane == slot) {
                 id = best;
-                weight = scores[best];
+                weight = own;
             }
         }
     }

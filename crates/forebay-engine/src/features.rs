@@ -4,8 +4,9 @@ use forebay_compute::{GateFunction, Gating, NormForm, RopeScaling, Scoring};
 use forebay_format::{Catalog, TensorInfo};
 use forebay_model::Architecture;
 use forebay_model::arch::{
-    Attention, AttentionBias, EmbeddingNorm, Experts, FeedForward, IndexerRule, Latent, LatentNorm,
-    Layer, NormLayout, OutputGate, QkNorm, Rope, StateRule, StreamRule, Streams,
+    Attention, AttentionBias, EmbeddingNorm, ExpertInput, Experts, FeedForward, IndexerRule,
+    Latent, LatentNorm, Layer, NormLayout, OutputGate, QkNorm, Rope, StateRule, StreamRule,
+    Streams,
 };
 use serde::Serialize;
 
@@ -39,6 +40,7 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
         Gating::SiluClamped { limit } => {
             add("clamped feed-forwards", format!("SiLU and up within {limit}"));
         }
+        Gating::Relu => add("ReGLU", "gates by ReLU instead of SiLU".to_owned()),
         Gating::SquaredRelu => add("squared ReLU", "feed-forwards without a gate".to_owned()),
         Gating::PlainGelu | Gating::PlainGeluTanh => {
             add("GELU", "feed-forwards without a gate".to_owned());
@@ -204,6 +206,9 @@ fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
     }
     if let Some(words) = attentions.iter().find_map(|of| gate_words(of.output_gate)) {
         add("gated attention", words);
+    }
+    if let Some(limit) = attention.clamp {
+        add("clamped attention", format!("queries, keys and values within {limit}"));
     }
     if attentions.iter().any(|of| of.output_norm) {
         add("norm of attention's output", "of each head, without weights".to_owned());
@@ -433,6 +438,16 @@ fn experts(architecture: &Architecture, add: &mut impl FnMut(&'static str, Strin
             "the weight of an expert multiplies its input, not its output".to_owned(),
         );
     }
+    match experts.input {
+        ExpertInput::OfFeedForward => {}
+        ExpertInput::RouterOfLayer => {
+            add("early routers", "they take the stream as it is before the layer".to_owned());
+        }
+        ExpertInput::OfLayer => {
+            let words = "they take the stream as it is before the layer, behind a norm";
+            add("experts beside attention", words.to_owned());
+        }
+    }
     if experts.bias {
         add("expert biases", "of the router and of every matrix".to_owned());
     }
@@ -474,6 +489,7 @@ fn routing_words(experts: &Experts) -> Vec<String> {
         Scoring::Sigmoid => words.push("sigmoid scores".to_owned()),
         Scoring::SigmoidOfChosen => words.push("sigmoids of the chosen logits".to_owned()),
         Scoring::SqrtSoftplus => words.push("scores are roots of softplus".to_owned()),
+        Scoring::SparseMixer => words.push("weights are shares among near logits".to_owned()),
     }
     if experts.correction_bias {
         words.push("a bias corrects the choice".to_owned());

@@ -238,7 +238,8 @@ pub(crate) const KINDS: [&str; 6] =
 pub fn block_kind(tensor: &TensorInfo) -> &'static str {
     let name = tensor.name.as_str();
     let has = |part: &str| name.contains(part);
-    if has("_exps") || has(".experts.") || is_split_expert(name) {
+    let is_norm = has("ffn_norm_exps");
+    if !is_norm && has("_exps") || has(".experts.") || is_split_expert(name) {
         EXPERTS
     } else if has("_shexp") || has("shared_expert") {
         "feed-forward"

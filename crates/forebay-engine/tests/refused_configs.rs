@@ -274,12 +274,16 @@ fn variants_of_models_with_layer_norms_are_refused() {
         ("phi", "qk_layernorm", json!(true)),
         ("phi", "partial_rotary_factor", json!(0)),
         ("nemotron", "hidden_act", json!("silu")),
-        ("olmo", "clip_qkv", json!(8.0)),
+        ("olmo", "clip_qkv", json!(0)),
+        ("phi", "clip_qkv", json!(8.0)),
+        ("phimoe", "router_jitter_noise", json!(0.1)),
+        ("phimoe", "hidden_act", json!("gelu")),
     ] {
         let Some(error) = error_of(name, &[(key, value.clone())]) else { continue };
         let named = match key {
             "logit_scale" => "scale of logits",
             "layer_norm_eps" => "norm epsilon",
+            "clip_qkv" if name == "olmo" => "bound of queries",
             "partial_rotary_factor" => "rotary dimension",
             key => key,
         };

@@ -75,6 +75,7 @@ fn models() -> Vec<PathBuf> {
         "models/cohere2",
         "models/starcoder2",
         "models/phi",
+        "models/phimoe",
         "models/hunyuan_v1_dense",
         "models/minicpm3",
         "models/vaultgemma",
@@ -88,6 +89,11 @@ fn models() -> Vec<PathBuf> {
         "gguf/plm/plm-Q4_0.gguf",
         "gguf/plamo3/plamo3-Q4_0.gguf",
         "gguf/spark2_5/spark2_5-Q4_0.gguf",
+        "gguf/dbrx/dbrx-Q4_0.gguf",
+        "gguf/smallthinker/smallthinker-Q4_0.gguf",
+        "gguf/arctic/arctic-Q4_0.gguf",
+        "gguf/gptneox/gptneox-Q4_0.gguf",
+        "gguf/falcon/falcon-Q4_0.gguf",
     ]
     .iter()
     .filter_map(|name| fixture(name))

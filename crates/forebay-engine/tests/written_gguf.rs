@@ -17,7 +17,7 @@ use support::{changed, fixture};
 type Contents = (TensorType, Vec<u64>, Vec<u8>);
 
 /// Parts of names in folders and in GGUF. Longer parts come before those that they contain.
-const NAMES: [(&str, &str); 52] = [
+const NAMES: [(&str, &str); 54] = [
     ("model.layers.", "blk."),
     ("model.embed_tokens_per_layer", "per_layer_token_embd"),
     ("model.per_layer_model_projection", "per_layer_model_proj"),
@@ -70,6 +70,8 @@ const NAMES: [(&str, &str); 52] = [
     ("mlp.gate.weight", "ffn_gate_inp.weight"),
     ("mlp.gate.wg.weight", "ffn_gate_inp.weight"),
     ("mlp.experts.", "experts."),
+    ("block_sparse_moe.gate", "ffn_gate_inp"),
+    ("block_sparse_moe.experts.", "experts."),
 ];
 
 /// Reads a folder's tensors under their names in GGUF. Those of a layer's experts become one.
@@ -98,6 +100,12 @@ fn tensors(folder: &Path, architecture: &str) -> BTreeMap<String, Contents> {
         }
         if let Some((layer, expert)) = name.split_once("experts.") {
             let (_, matrix) = expert.split_once('.').unwrap();
+            let matrix = match matrix {
+                "w1.weight" => "gate_proj.weight",
+                "w2.weight" => "down_proj.weight",
+                "w3.weight" => "up_proj.weight",
+                usual => usual,
+            };
             let name = format!("{layer}ffn_{}", matrix.replace("_proj", "_exps"));
             let stack =
                 found.entry(name).or_insert_with(|| (ty, [&[0], &shape[..]].concat(), vec![]));
@@ -229,7 +237,8 @@ fn logits(path: &Path, context: usize) -> Vec<f32> {
     let options =
         SessionOptions { exact: true, context: Some(context), ..SessionOptions::default() };
     let mut session = Session::open(path, &options, &mut |_, _| {}).unwrap();
-    let ids: Vec<u32> = (0..48).map(|i| i * 37 % 400 + 3).collect();
+    let tokens = session.vocab_size().min(403) as u32 - 3;
+    let ids: Vec<u32> = (0..48).map(|i| i * 37 % tokens + 3).collect();
     session.logits(&ids, None).unwrap()
 }
 
@@ -336,6 +345,41 @@ fn models_with_layer_norms_are_read_from_gguf() {
     check("olmo", "olmo", Vec::new());
     check("nemotron", "nemotron", Vec::new());
     check("phi", "phi2", Vec::new());
+}
+
+/// The bound is small, so that it matters.
+#[test]
+fn bounds_of_queries_keys_and_values_are_read_from_gguf() {
+    let Some(folder) = changed("olmo", |config| config["clip_qkv"] = Json::from(0.5)) else {
+        return;
+    };
+    check_folder(
+        "olmo",
+        folder.path(),
+        "olmo",
+        vec![("attention.clamp_kqv", Value::from(0.5_f32))],
+    );
+    assert!(logits(folder.path(), 64) != logits(&fixture("models/olmo").unwrap(), 64));
+}
+
+/// GGUF files have one magnitude of the rotation.
+#[test]
+fn phimoe_is_read_from_gguf() {
+    let folder = changed("phimoe", |config| {
+        let rope = &mut config["rope_scaling"];
+        rope["long_mscale"] = rope["short_mscale"].clone();
+        rope["original_max_position_embeddings"] = Json::from(64);
+    });
+    let Some(folder) = folder else { return };
+    let keys = vec![
+        ("expert_count", count(8)),
+        ("expert_used_count", count(2)),
+        ("attention.sliding_window", count(40)),
+        ("rope.scaling.type", Value::from("longrope")),
+        ("rope.scaling.original_context_length", count(64)),
+        ("rope.scaling.attn_factor", Value::from(1.2_f32)),
+    ];
+    check_folder("phimoe", folder.path(), "phimoe", keys);
 }
 
 /// GGUF files do not carry the window of StarCoder 2, so the folder must have none.

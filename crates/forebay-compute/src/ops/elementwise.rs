@@ -57,6 +57,18 @@ impl Cpu {
         self.pool.for_each_chunk_mut(x, share, |_, _, x| x.iter_mut().for_each(|x| *x *= factor));
     }
 
+    /// Bounds all elements of `x` by `-limit` and `limit`. NaN stays NaN.
+    ///
+    /// # Panics
+    /// Panics if the limit is negative or NaN.
+    pub fn clamp_in_place(&self, x: &mut [f32], limit: f32) {
+        let share = share(x.len(), 1);
+        let of_share = |_, _, x: &mut [f32]| {
+            x.iter_mut().for_each(|x| *x = x.clamp(-limit, limit));
+        };
+        self.pool.for_each_chunk_mut(x, share, of_share);
+    }
+
     /// Computes `x = cap * tanh(x / cap)`, which keeps logits within `cap` (Gemma 2 report, section
     /// 2).
     pub fn softcap_in_place(&self, x: &mut [f32], cap: f32) {

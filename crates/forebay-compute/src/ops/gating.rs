@@ -21,6 +21,8 @@ pub enum Gating {
     SiluClamped { limit: f32 },
     /// `limit tanh(g / limit) / (1 + e^-g) * up_limit tanh(u / up_limit)` (Kimi K3, "SiTU").
     Situ { limit: f32, up_limit: f32 },
+    /// `max(g, 0) * u` (SmallThinker).
+    Relu,
     /// `max(u, 0)^2`, without a gate (So et al. 2021, "Primer").
     SquaredRelu,
     /// `gelu(u)`, without a gate: `u` times the probability that a normal number is less.
@@ -72,7 +74,8 @@ impl Cpu {
             Gating::ClampedSilu { limit } => self.apply(ClampedSilu { limit }, gate, up),
             Gating::SiluClamped { limit } => self.apply(SiluClamped { limit }, gate, up),
             Gating::Situ { limit, up_limit } => self.apply(Situ { limit, up_limit }, gate, up),
-            Gating::SquaredRelu => self.apply(SquaredRelu, gate, up),
+            // A square without a gate is that of the gate with itself.
+            Gating::Relu | Gating::SquaredRelu => self.apply(SquaredRelu, gate, up),
             Gating::PlainGelu => self.apply(PlainGelu, gate, up),
             Gating::PlainGeluTanh => self.apply(PlainGeluTanh, gate, up),
         }
@@ -88,6 +91,7 @@ impl Cpu {
             Gating::PlainGelu => self.activate(PlainGelu, x),
             Gating::PlainGeluTanh => self.activate(PlainGeluTanh, x),
             Gating::Silu
+            | Gating::Relu
             | Gating::GeluTanh
             | Gating::Clamped { .. }
             | Gating::ClampedSilu { .. }
@@ -384,7 +388,7 @@ mod tests {
                 let inner = limit * (g / limit).tanh() / (1.0 + (-g).exp());
                 inner * up_limit * (u / up_limit).tanh()
             }
-            Gating::SquaredRelu => g.max(0.0) * u,
+            Gating::Relu | Gating::SquaredRelu => g.max(0.0) * u,
             Gating::PlainGelu => {
                 0.5 * g * complementary_error(-g * std::f64::consts::FRAC_1_SQRT_2)
             }

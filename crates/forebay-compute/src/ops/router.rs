@@ -16,7 +16,13 @@ pub enum Scoring {
     SigmoidOfChosen,
     /// Square root of `ln(1 + e^x)` of each logit separately (DeepSeek-V4).
     SqrtSoftplus,
+    /// The logits choose. The weight of an expert is its share of a softmax over those experts that no better one precedes and whose
+    /// logits are within [`NEAR_LOGITS`] of its own: that of the best expert, then that of the best of the others, and so on (PhiMoE).
+    SparseMixer,
 }
+
+/// Relative distance up to which a logit takes part in the softmax of a better one ([`Scoring::SparseMixer`]).
+pub const NEAR_LOGITS: f32 = 0.02;
 
 /// Equal groups of experts. Each token first picks some of the groups (DeepSeek-V3 report, section
 /// 2.1.2, node-limited routing).
@@ -83,6 +89,10 @@ impl RouterRule<'_> {
             "more experts that every token uses than experts for each token"
         } else if self.always > 0 && self.groups.is_some() {
             "groups of experts beside experts that every token uses"
+        } else if self.scoring == Scoring::SparseMixer
+            && (self.correction_bias.is_some() || self.groups.is_some() || self.always > 0)
+        {
+            "a sparse mixer beside other rules of choice"
         } else if !self.logit_scale.is_finite() {
             "the factor of the logits is not finite"
         } else if self.correction_bias.is_some_and(|bias| bias.len() != experts) {
@@ -153,7 +163,10 @@ impl Cpu {
             score(rule, logits, scores);
             choice.copy_from_slice(match rule.scoring {
                 Scoring::SigmoidOfChosen => logits,
-                Scoring::Softmax | Scoring::Sigmoid | Scoring::SqrtSoftplus => scores,
+                Scoring::Softmax
+                | Scoring::Sigmoid
+                | Scoring::SqrtSoftplus
+                | Scoring::SparseMixer => scores,
             });
             if let Some(bias) = rule.correction_bias {
                 choice.iter_mut().zip(bias).for_each(|(choice, bias)| *choice += bias);
@@ -168,7 +181,10 @@ impl Cpu {
                     Some(number) => others + number,
                 };
                 *id = best as u32;
-                *weight = scores[best];
+                *weight = match rule.scoring {
+                    Scoring::SparseMixer => take_share(scores, best),
+                    _ => scores[best],
+                };
             }
             scale_weights(rule, ids, weights);
         }
@@ -205,7 +221,10 @@ impl Cpu {
             check_finite(token, logits)?;
             score(rule, logits, scores);
             for (weight, id) in weights.iter_mut().zip(ids) {
-                *weight = scores[*id as usize];
+                *weight = match rule.scoring {
+                    Scoring::SparseMixer => take_share(scores, *id as usize),
+                    _ => scores[*id as usize],
+                };
             }
             scale_weights(rule, ids, weights);
         }
@@ -228,6 +247,10 @@ fn score(rule: &RouterRule<'_>, logits: &[f32], scores: &mut [f32]) {
             for (score, x) in scores.iter_mut().zip(logits) {
                 *score = logistic(x);
             }
+        }
+        // Shares depend on which experts are left.
+        Scoring::SparseMixer => {
+            scores.iter_mut().zip(logits).for_each(|(score, x)| *score = x);
         }
         Scoring::SqrtSoftplus => {
             for (score, x) in scores.iter_mut().zip(logits) {
@@ -292,6 +315,19 @@ fn take_best(choice: &mut [f32]) -> usize {
     }
     choice[best] = f32::NEG_INFINITY;
     best
+}
+
+/// Returns the share of an expert in the softmax over the logits that are near the largest of those that are left, and takes it from
+/// these. Taken logits are -inf.
+fn take_share(left: &mut [f32], expert: usize) -> f32 {
+    let largest = left.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let part = |x: f32| {
+        let is_far = x == f32::NEG_INFINITY || (largest - x) / x.abs().max(largest) > NEAR_LOGITS;
+        if is_far { 0.0 } else { (x - largest).exp() }
+    };
+    let share = part(left[expert]) / left.iter().map(|x| part(*x)).sum::<f32>();
+    left[expert] = f32::NEG_INFINITY;
+    share
 }
 
 /// Multiplies the scores of a token's experts by the rule's factors.
@@ -371,6 +407,25 @@ mod tests {
             let (ids, weights) = route(&rule, &logits, 4, 2).unwrap();
             assert_eq!((&ids[..], &weights[..]), (&expected[..], &[0.5, 0.5][..]), "{scoring:?}");
         }
+    }
+
+    #[test]
+    fn near_logits_share_the_weight_of_a_sparse_mixer() {
+        let rule = RouterRule { scoring: Scoring::SparseMixer, ..RouterRule::softmax(false) };
+        // 4.95 is near 5, and 4.9 too, but 4.85 is near 4.95 and not near 5.
+        let (ids, weights) = route(&rule, &[4.85, 5.0, -7.0, 4.95], 4, 3).unwrap();
+        assert_eq!(ids, [1, 3, 0]);
+        let of_two = |distance: f32| 1.0 / (1.0 + (-distance).exp());
+        for (found, expected) in weights.iter().zip([of_two(0.05), of_two(0.1), 1.0]) {
+            assert!((found - expected).abs() < 1e-5, "{found} instead of {expected}");
+        }
+        // Negative logits are compared with their own size, and 0 is near 0.
+        let (_, weights) = route(&rule, &[-1.0, -1.01, -1.1], 3, 1).unwrap();
+        assert!((weights[0] - of_two(0.01)).abs() < 1e-5);
+        let (ids, weights) = route(&rule, &[0.0, 0.0, -0.5], 3, 2).unwrap();
+        assert_eq!((ids, weights), (vec![0, 1], vec![0.5, 1.0]));
+        let groups = Some(RouterGroups { n_groups: 1, groups_kept: 1, experts_scored: 1 });
+        assert!(route(&RouterRule { groups, ..rule }, &[0.0; 3], 3, 2).is_err());
     }
 
     #[test]

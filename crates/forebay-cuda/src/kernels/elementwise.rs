@@ -177,6 +177,22 @@ impl Gpu {
             .run(self)
     }
 
+    /// Bounds `count` values of `x` by `-limit` and `limit`. NaN stays NaN.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics if `x` is too small.
+    pub fn clamp(&self, x: DevicePtr<f32>, count: usize, limit: f32) -> Result<(), CudaError> {
+        let grid = (blocks(count), 1, 1);
+        Launch::new(self.kernel("elementwise", "clamp_values")?, grid, (THREADS as u32, 1, 1))
+            .ptr(x, count)
+            .u64(count as u64)
+            .float(limit)
+            .run(self)
+    }
+
     /// Computes `x = cap * tanh(x / cap)` for `x [rows, width]`.
     ///
     /// # Errors

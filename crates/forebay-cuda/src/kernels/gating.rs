@@ -16,6 +16,8 @@ pub enum Gating {
     Clamped { alpha: f32, limit: f32 },
     /// `silu(g) * u`, where `g` is at most `limit` and `u` is within `-limit..limit`.
     ClampedSilu { limit: f32 },
+    /// `max(g, 0) * u`
+    Relu,
     /// `max(u, 0)^2`, without a gate: `g` and `u` are the same.
     SquaredRelu,
     /// `silu(g) * u`, with `silu(g)` capped at `limit` and `u` clamped to `-limit..limit`.
@@ -75,7 +77,8 @@ impl Gating {
             Gating::Silu => (0, 0.0, 0.0),
             Gating::GeluTanh => (1, 0.0, 0.0),
             Gating::Clamped { alpha, limit } => (2, alpha, limit),
-            Gating::SquaredRelu => (3, 0.0, 0.0),
+            // A square without a gate is that of the gate with itself.
+            Gating::Relu | Gating::SquaredRelu => (3, 0.0, 0.0),
             Gating::ClampedSilu { limit } => (4, 1.0, limit),
             Gating::SiluClamped { limit } => (5, 1.0, limit),
             // The kernels' alpha is the limit of `u`.

@@ -33,6 +33,8 @@ pub enum RouterScoring {
     SigmoidOfChosen,
     /// Square root of `ln(1 + e^x)` of each logit.
     SqrtSoftplus,
+    /// Shares of a softmax over near logits that are left. There must be no correction bias and no groups.
+    SparseMixer,
 }
 
 /// A table that gives the experts of every token.
@@ -73,6 +75,10 @@ impl RouterChoice {
             (1..=LANES).contains(&k) && k <= experts && experts <= EXPERTS_MAX,
             "a choice of {k} of {experts} experts"
         );
+        let is_mixer = self.scoring == RouterScoring::SparseMixer;
+        let is_plain =
+            self.correction_bias.is_null() && self.groups.is_none() && self.by_token.is_none();
+        assert!(!is_mixer || is_plain, "a sparse mixer beside other rules of choice");
         if let Some(RouterGroups { n_groups, groups_kept, experts_scored }) = self.groups {
             assert!((1..=LANES).contains(&n_groups) && experts.is_multiple_of(n_groups));
             let size = experts / n_groups;
@@ -171,6 +177,7 @@ impl RouterChoice {
             RouterScoring::Sigmoid => 1,
             RouterScoring::SqrtSoftplus => 2,
             RouterScoring::SigmoidOfChosen => 3,
+            RouterScoring::SparseMixer => 4,
         };
         let launch = launch
             .optional(self.logit_bias, self.experts)

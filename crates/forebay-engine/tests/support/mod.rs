@@ -133,9 +133,13 @@ pub fn models() -> Vec<PathBuf> {
         "gguf/granite_swa/granite_swa-Q4_0.gguf",
         "gguf/deci/deci-Q4_0.gguf",
         "gguf/spark2_5/spark2_5-Q4_0.gguf",
+        "gguf/dbrx/dbrx-Q4_0.gguf",
+        "gguf/smallthinker/smallthinker-Q4_0.gguf",
+        "gguf/arctic/arctic-Q4_0.gguf",
         "models/cohere2",
         "models/starcoder2",
         "models/phi",
+        "models/phimoe",
     ]
     .iter()
     .filter_map(|name| fixture(name))

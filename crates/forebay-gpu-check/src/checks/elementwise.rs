@@ -43,6 +43,9 @@ fn factors(context: &Context) -> Result<Outcome> {
         // What lies behind stays as it is.
         x[count - 1] = last;
         outcome = outcome.worse(Outcome::same(&context.gpu.download(device.ptr(), count)?, &x));
+        context.gpu.clamp(device.ptr(), count - 1, 0.5)?;
+        context.cpu.clamp_in_place(&mut x[..count - 1], 0.5);
+        outcome = outcome.worse(Outcome::same(&context.gpu.download(device.ptr(), count)?, &x));
         let y = Random::new(7).gaussians(count);
         let added = context.upload(&y)?;
         context.gpu.add_scaled(device.ptr(), added.ptr(), count, 0.707)?;

@@ -20,6 +20,7 @@ pub fn checks() -> Vec<Check> {
         ("clamped", CLAMPED),
         ("clamped silu", Gating::ClampedSilu { limit: 10.0 }),
         ("silu clamped", Gating::SiluClamped { limit: 7.0 }),
+        ("relu", Gating::Relu),
         ("squared relu", Gating::SquaredRelu),
         ("situ", SITU),
     ];
@@ -90,6 +91,7 @@ fn on_cpu(gating: Gating) -> CpuGating {
         Gating::Clamped { alpha, limit } => CpuGating::Clamped { alpha, limit },
         Gating::ClampedSilu { limit } => CpuGating::ClampedSilu { limit },
         Gating::SiluClamped { limit } => CpuGating::SiluClamped { limit },
+        Gating::Relu => CpuGating::Relu,
         Gating::SquaredRelu => CpuGating::SquaredRelu,
         Gating::PlainGelu => CpuGating::PlainGelu,
         Gating::PlainGeluTanh => CpuGating::PlainGeluTanh,
@@ -119,7 +121,7 @@ pub fn exact(gating: Gating, gate: f64, up: f64) -> f64 {
             let limit = f64::from(limit);
             (gate / (1.0 + (-gate).exp())).min(limit) * up.clamp(-limit, limit)
         }
-        Gating::SquaredRelu => gate.max(0.0) * up,
+        Gating::Relu | Gating::SquaredRelu => gate.max(0.0) * up,
         Gating::Situ { limit, up_limit } => {
             let within = |x: f64, limit: f32| f64::from(limit) * (x / f64::from(limit)).tanh();
             within(gate, limit) / (1.0 + (-gate).exp()) * within(up, up_limit)

@@ -96,6 +96,9 @@ fn choices(context: &Context) -> Result<Outcome> {
         // DeepSeek-V4.
         Case { experts: 256, k: 6, scoring: Scoring::SqrtSoftplus, ..sigmoid },
         Case { experts: 128, k: 8, scoring: Scoring::SigmoidOfChosen, ..plain },
+        // PhiMoE. With many experts, some logits are near the largest.
+        Case { experts: 16, k: 2, scoring: Scoring::SparseMixer, renormalise: false, ..plain },
+        Case { experts: 512, k: 32, scoring: Scoring::SparseMixer, renormalise: false, ..plain },
     ];
     for case in cases {
         for ties in [false, true] {
@@ -248,6 +251,7 @@ impl Biases {
                 Scoring::Sigmoid => RouterScoring::Sigmoid,
                 Scoring::SigmoidOfChosen => RouterScoring::SigmoidOfChosen,
                 Scoring::SqrtSoftplus => RouterScoring::SqrtSoftplus,
+                Scoring::SparseMixer => RouterScoring::SparseMixer,
             },
             by_token: None,
             renormalise: case.renormalise,

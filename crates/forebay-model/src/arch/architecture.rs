@@ -8,7 +8,9 @@ use serde::Serialize;
 
 use super::mtp_shape::Mtp;
 use super::recurrent::Recurrent;
-use super::shapes::{Indexer, LatentExperts, NGrams, RelativeBias, SharedKeys, Streams};
+use super::shapes::{
+    ExpertInput, Indexer, LatentExperts, NGrams, RelativeBias, SharedKeys, Streams,
+};
 use crate::ModelError;
 
 /// Description of a model that the decoder can run.
@@ -146,6 +148,8 @@ pub struct Attention {
     pub output_norm: bool,
     pub output_gate: OutputGate,
     pub bias: AttentionBias,
+    /// Largest absolute value of an element of queries, keys and values, before they are rotated (DBRX).
+    pub clamp: Option<f32>,
     pub qk_norm: QkNorm,
     pub values: Values,
     /// Biases of scores by the distance of the key.
@@ -292,6 +296,7 @@ impl Latent {
             output_norm: false,
             output_gate: OutputGate::None,
             bias: AttentionBias::None,
+            clamp: None,
             qk_norm: QkNorm::None,
             values: Values::PLAIN,
             relative: None,
@@ -451,6 +456,8 @@ pub struct Experts {
     /// `used`.
     pub always: usize,
     pub width: usize,
+    /// What router and experts take.
+    pub input: ExpertInput,
     /// The space in which the experts compute, if it is not that of the residual stream.
     pub latent: Option<LatentExperts>,
     /// True if the output of every expert is multiplied by a vector and then divided by its root mean square (Muse Spark).

@@ -108,6 +108,7 @@ impl CompressedShape {
                 output_norm: false,
                 output_gate: OutputGate::None,
                 bias: AttentionBias::None,
+                clamp: None,
                 qk_norm: QkNorm::None,
                 values: Values::PLAIN,
                 relative: None,

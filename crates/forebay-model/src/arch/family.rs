@@ -5,7 +5,7 @@ use forebay_compute::{Gating, NormForm, RopeLayout, Scoring};
 use super::architecture::{EmbeddingNorm, Gatings, NormLayout, OutputGate, QkNorm};
 use super::mtp_shape::MtpForm;
 use super::recurrent::{HeadOrder, StateRule};
-use super::shapes::{LatentNorm, StreamForm};
+use super::shapes::{ExpertInput, LatentNorm, StreamForm};
 use super::unrotated::Unrotated;
 
 /// Properties of a family that its metadata does not give, by subject.
@@ -67,6 +67,8 @@ pub struct Attention {
     /// True if the tensors of a folder say which projections have biases, and not the configuration.
     pub bias_by_tensors: bool,
     pub sinks: bool,
+    /// True if files may bound queries, keys and values.
+    pub clamps: bool,
     /// Factor of the scores, if the family has one that its files do not give.
     pub scale: Option<f32>,
     /// Factor of queries after their norm, if Hugging Face folders need not say it. GGUF files have it in the weights of the norm.
@@ -162,6 +164,8 @@ pub struct FeedForward {
     pub output_norms: bool,
     /// True if the input of an expert is multiplied by its weight.
     pub scaled_input: bool,
+    /// What router and experts take.
+    pub input: ExpertInput,
     /// True if router and experts have biases.
     pub bias: bool,
     /// Number of shared experts if the metadata does not say it.
@@ -350,6 +354,7 @@ impl Attention {
         qkv_bias: false,
         bias_by_tensors: false,
         sinks: false,
+        clamps: false,
         scale: None,
         query_scale: 1.0,
         softcap: None,
@@ -413,6 +418,7 @@ impl FeedForward {
         latent: None,
         output_norms: false,
         scaled_input: false,
+        input: ExpertInput::OfFeedForward,
         bias: false,
         shared: 0,
         shared_gate: false,

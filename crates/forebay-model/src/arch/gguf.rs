@@ -13,7 +13,7 @@ use super::family::{Factors, Family};
 use super::gguf_experts::{gating, has_experts};
 use super::gguf_indexer::{choices, indexer};
 use super::gguf_keys::Keys;
-use super::gguf_layers::{OUTPUT_SCALE, TEMPERATURE, layers, refuse_variants};
+use super::gguf_layers::{CLAMP, OUTPUT_SCALE, TEMPERATURE, layers, refuse_variants};
 use super::gguf_recurrent::recurrent;
 use super::gguf_rope::{latent_magnitude, original_context, ropes, scaling};
 use super::indexer::with_indexer;
@@ -259,6 +259,10 @@ fn attention(
         output_norm: family.attention.output_norm,
         output_gate: output_gate(catalog, family, layer, heads),
         bias: bias(catalog, family, layer),
+        clamp: match family.attention.clamps {
+            true => keys.said_float(CLAMP)?,
+            false => None,
+        },
         qk_norm: family.attention.qk_norm,
         values: Values {
             of_keys: family.attention.keys_as_values && has_keys && !has_values,

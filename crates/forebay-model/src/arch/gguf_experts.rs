@@ -22,7 +22,11 @@ pub(super) fn router(catalog: &Catalog, layer: usize) -> Option<&TensorInfo> {
 
 /// Returns the number of columns of a tensor of a layer.
 fn columns(catalog: &Catalog, layer: usize, name: &str) -> Option<usize> {
-    let tensor = catalog.tensor(&format!("blk.{layer}.{name}.weight"))?;
+    columns_of(catalog, &format!("blk.{layer}.{name}.weight"))
+}
+
+fn columns_of(catalog: &Catalog, name: &str) -> Option<usize> {
+    let tensor = catalog.tensor(name)?;
     tensor.shape.last().and_then(|columns| usize::try_from(*columns).ok())
 }
 
@@ -71,6 +75,7 @@ pub(super) fn experts(
         averaged,
         shared_gate: family.feed_forward.shared_gate,
         scaled_input: family.feed_forward.scaled_input,
+        input: family.feed_forward.input,
         transposed: false,
         own_norms: family.feed_forward.beside_dense,
         expert_scales: family.feed_forward.beside_dense,
@@ -138,7 +143,7 @@ pub(super) fn gating(keys: &Keys<'_>, family: &Family) -> Result<Gating, ModelEr
 fn shared_width(
     catalog: &Catalog,
     keys: &Keys<'_>,
-    family: &Family,
+    family: &'static Family,
     layer: usize,
     width: usize,
 ) -> Result<usize, ModelError> {
@@ -152,5 +157,7 @@ fn shared_width(
         family.feed_forward.shared_gate || family.layers.one_block || family.feed_forward.shared > 0
     });
     let usual = || said.unwrap_or(width.saturating_mul(number));
-    Ok(columns(catalog, layer, "ffn_down_shexp").unwrap_or_else(usual))
+    // Beside Arctic's experts is a dense feed-forward.
+    let down = Names::new(Naming::Gguf, family).layer(layer, "shared_down");
+    Ok(columns_of(catalog, &down).unwrap_or_else(usual))
 }

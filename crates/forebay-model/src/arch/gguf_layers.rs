@@ -15,6 +15,8 @@ use crate::ModelError;
 
 /// Rate of the factor of queries that grows with the position.
 pub(super) const TEMPERATURE: &str = "attention.temperature_scale";
+/// Bound of queries, keys and values.
+pub(super) const CLAMP: &str = "attention.clamp_kqv";
 /// Factor of the scores of attention (Grok).
 pub(super) const OUTPUT_SCALE: &str = "attention.output_scale";
 /// Keys that mean nothing without experts.
@@ -226,8 +228,12 @@ fn one_block_layers(
 
 /// Refuses values of keys that no family of the table has.
 pub(super) fn refuse_variants(keys: &Keys<'_>, family: &Family) -> Result<(), ModelError> {
-    for key in ["attention.max_alibi_bias", "attention.clamp_kqv", TEMPERATURE] {
-        if key != TEMPERATURE || !family.rotation.tempered {
+    for (key, is_known) in [
+        ("attention.max_alibi_bias", false),
+        (CLAMP, family.attention.clamps),
+        (TEMPERATURE, family.rotation.tempered),
+    ] {
+        if !is_known {
             keys.only(key, &[0.0], "forebay knows models without it")?;
         }
     }
@@ -248,6 +254,7 @@ pub(super) fn refuse_variants(keys: &Keys<'_>, family: &Family) -> Result<(), Mo
     }
     let known: &[&str] = match family.feed_forward.gating {
         Gating::GeluTanh => &["gelu", "gelu_pytorch_tanh", "gelu_new"],
+        Gating::Relu => &["relu"],
         Gating::SquaredRelu => &["relu2", "relu_sqr"],
         Gating::Situ { .. } => &["situ"],
         Gating::PlainGelu | Gating::PlainGeluTanh => &["gelu", "gelu_pytorch_tanh", "gelu_new"],

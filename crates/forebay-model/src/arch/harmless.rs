@@ -145,6 +145,7 @@ const CONFIG: &[(&[&str], &str)] = &[
     (
         &[
             "mamba_conv_bias",
+            "lm_head_bias",
             "use_conv_bias",
             "tie_encoder_decoder",
             "moe_shared_expert_overlap",

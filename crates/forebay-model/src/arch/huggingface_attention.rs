@@ -10,6 +10,7 @@ use super::check::check;
 use super::config::{Config, short};
 use super::family::Family;
 use super::huggingface_rotation::{note_no_rotation, rotates, rotation, rotations};
+use super::huggingface_variants::CLAMP;
 use super::huggingface_windows::{WINDOWED, window};
 use super::names::Names;
 use super::rope_parameters::Parameters;
@@ -48,6 +49,7 @@ pub(super) fn attention(
         output_norm: family.attention.output_norm,
         output_gate: output_gate(config, family)?,
         bias: bias(catalog, config, family, naming)?,
+        clamp: config.float(CLAMP)?.map(|limit| limit as f32),
         qk_norm: match (config.flag("use_qk_norm")?, config.flag("qk_norm")?) {
             (Some(false), _) | (_, Some(false)) => QkNorm::None,
             _ => family.attention.qk_norm,

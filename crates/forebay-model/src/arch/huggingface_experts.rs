@@ -1,7 +1,7 @@
 //! The experts of a layer, as `config.json` describes them. Tensors decide how many there are: layers of pruned models have different
 //! numbers.
 
-use forebay_compute::Scoring;
+use forebay_compute::{NEAR_LOGITS, Scoring};
 use forebay_format::Catalog;
 
 use super::architecture::{Experts, Naming, groups};
@@ -202,6 +202,7 @@ pub(super) fn experts(
         averaged,
         shared_gate: family.feed_forward.shared_gate,
         scaled_input: family.feed_forward.scaled_input,
+        input: family.feed_forward.input,
         transposed: family.files.transposed_experts,
         own_norms: family.feed_forward.beside_dense,
         expert_scales: family.feed_forward.beside_dense,
@@ -232,6 +233,11 @@ fn scoring(
     corrected: Option<Scoring>,
 ) -> Result<Scoring, ModelError> {
     config.note(&SCORINGS);
+    if family.feed_forward.scoring == Scoring::SparseMixer {
+        let said = config.float("router_jitter_noise")?.unwrap_or(f64::from(NEAR_LOGITS) / 2.0);
+        let fits = (2.0 * said - f64::from(NEAR_LOGITS)).abs() < 1e-6;
+        check("router_jitter_noise", said, fits, "forebay knows 0.01")?;
+    }
     let Some(key) = SCORINGS.into_iter().find(|key| config.set(key).is_some()) else {
         return Ok(corrected.unwrap_or(family.feed_forward.scoring));
     };

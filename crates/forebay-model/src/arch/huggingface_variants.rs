@@ -8,6 +8,9 @@ use super::config::Config;
 use super::family::Family;
 use crate::ModelError;
 
+/// Key of the bound of queries, keys and values.
+pub(super) const CLAMP: &str = "clip_qkv";
+
 /// Key of the width of the MLP that tokens pass through beside experts ([`super::family::FeedForward::shared_mlp`]).
 pub(super) const SHARED_MLP: &str = "shared_intermediate_size";
 
@@ -56,6 +59,7 @@ fn expect_activation<'a>(
             &["gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu"]
         }
         Gating::GeluTanh => &["gelu_pytorch_tanh", "gelu_new", "gelu_fast"],
+        Gating::Relu => &["relu"],
         Gating::SquaredRelu => &["relu2"],
         Gating::PlainGelu | Gating::PlainGeluTanh => {
             &["gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast"]
@@ -78,9 +82,9 @@ fn expect_activation<'a>(
 
 /// Refuses what forebay does not know.
 pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<(), ModelError> {
-    if config.set("clip_qkv").is_some() {
+    if config.set(CLAMP).is_some() && !family.attention.clamps {
         let convert = "forebay does not know this variant; convert the model to GGUF";
-        return refuse("clip_qkv", "set", convert);
+        return refuse(CLAMP, "set", convert);
     }
     let gated = config.flag("attn_output_gate")?;
     let is_gated = family.attention.output_gate != OutputGate::None;

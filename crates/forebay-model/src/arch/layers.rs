@@ -6,6 +6,7 @@ use super::architecture::{
     Architecture, Attention, FeedForward, Gatings, Latent, Layer, Mixer, NormLayout, Rope,
 };
 use super::recurrent::STATES_PER_SEQUENCE;
+use super::shapes::ExpertInput;
 use crate::ModelError;
 
 /// Layers whose keys and values share blocks: those that see as many positions as each other and have the same shape of
@@ -46,6 +47,14 @@ impl Layer {
         match self.feed_forward {
             FeedForward::Dense { cut, .. } => cut,
             FeedForward::None | FeedForward::Experts(_) => None,
+        }
+    }
+
+    /// Returns what router and experts take, if the layer has such.
+    pub fn expert_input(&self) -> ExpertInput {
+        match &self.feed_forward {
+            FeedForward::None | FeedForward::Dense { .. } => ExpertInput::OfFeedForward,
+            FeedForward::Experts(experts) => experts.input,
         }
     }
 

@@ -61,6 +61,6 @@ pub(crate) use names::Names;
 pub use quantization::{Method, Quantization};
 pub use recurrent::{HeadOrder, Recurrent, STATES_PER_SEQUENCE, StateRule};
 pub use shapes::{
-    EntryIndexer, EntryShape, HashConstants, Indexer, IndexerRule, LatentExperts, LatentNorm,
-    NGrams, RelativeBias, SharedKeys, StreamForm, StreamRule, Streams, StreamsEnd,
+    EntryIndexer, EntryShape, ExpertInput, HashConstants, Indexer, IndexerRule, LatentExperts,
+    LatentNorm, NGrams, RelativeBias, SharedKeys, StreamForm, StreamRule, Streams, StreamsEnd,
 };

@@ -158,6 +158,19 @@ impl Indexer {
     }
 }
 
+/// What the router and the experts of a layer take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub enum ExpertInput {
+    /// The normed input of the feed-forward.
+    #[default]
+    OfFeedForward,
+    /// The same, but the router takes the residual stream as it is before the layer (SmallThinker).
+    RouterOfLayer,
+    /// Both take the residual stream as it is before the layer, behind a norm of their own. Shared experts take the input of the
+    /// feed-forward (Arctic).
+    OfLayer,
+}
+
 /// Experts that compute in a space of their own, between two projections. The router and shared experts take the input as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct LatentExperts {

@@ -1,13 +1,14 @@
 //! Checks of descriptions: every value must be one that the decoder can run.
 
-use forebay_compute::{Gating, Temperature};
+use forebay_compute::{Gating, NormForm, Temperature};
 
 use super::architecture::{
     Architecture, Attention, AttentionBias, EmbeddingNorm, Experts, FeedForward, Layer, Mixer,
-    NormLayout, QkNorm, Values,
+    NormLayout, OutputGate, QkNorm, Values,
 };
 use super::check::{check, check_size};
 use super::recurrent::{Recurrent, StateRule};
+use super::shapes::ExpertInput;
 use crate::ModelError;
 
 impl Architecture {
@@ -77,6 +78,7 @@ impl Architecture {
             self.validate_beside(recurrent)?;
         }
         self.validate_input_scale()?;
+        self.validate_expert_inputs()?;
         let ropes = self.ropes.len();
         let fits = self.layers.iter().all(|layer| layer.rope.is_none_or(|rope| rope < ropes));
         check("rotations", ropes, fits, "every layer's rotation must be described")?;
@@ -146,6 +148,7 @@ impl Architecture {
                 Gating::Situ { limit, up_limit } => [limit, up_limit],
                 Gating::Silu
                 | Gating::GeluTanh
+                | Gating::Relu
                 | Gating::SquaredRelu
                 | Gating::PlainGelu
                 | Gating::PlainGeluTanh => continue,
@@ -156,6 +159,25 @@ impl Architecture {
             }
         }
         Ok(())
+    }
+
+    /// Checks the experts that take the residual stream as it is before their layer.
+    fn validate_expert_inputs(&self) -> Result<(), ModelError> {
+        let takes = |layer: &&Layer| layer.expert_input() != ExpertInput::OfFeedForward;
+        let plain = |layer: &Layer| {
+            let FeedForward::Experts(of) = &layer.feed_forward else { return true };
+            let is_other = of.own_norms || of.scaled_input || of.bias || of.by_token;
+            layer.mixer == Mixer::Attention && !is_other && of.latent.is_none() && of.always == 0
+        };
+        let is_plain = self.norms == NormLayout::Pre
+            && self.norm_form == NormForm::RootMeanSquare
+            && self.streams.is_none()
+            && self.residual_scale == 1.0
+            && self.mtp.is_none();
+        let mut layers = self.layers.iter().filter(takes).peekable();
+        let fits = layers.peek().is_none() || is_plain && layers.all(plain);
+        let expected = "forebay knows them behind attention, with one residual stream";
+        check("experts that take the input of their layer", "present", fits, expected)
     }
 
     /// Checks gates of the residual stream and short convolutions.
@@ -298,6 +320,18 @@ impl Attention {
             !(of_keys || normed || scale != 1.0) || self.bias == AttentionBias::None,
             "forebay knows keys as values, normed values and scaled ones without biases",
         )?;
+        if let Some(limit) = self.clamp {
+            let fits = limit.is_finite() && limit > 0.0;
+            check("bound of queries, keys and values", limit, fits, "it must be positive")?;
+            let plain = self.bias == AttentionBias::None
+                && self.values == Values::PLAIN
+                && self.qk_norm == QkNorm::None
+                && self.output_gate != OutputGate::InQueries
+                && self.latent.is_none()
+                && self.shared.is_none();
+            let expected = "forebay knows it for projections without biases, norms and gates";
+            check("bound of queries, keys and values", limit, plain, expected)?;
+        }
         check("scale of values", scale, scale.is_finite() && scale > 0.0, "it must be positive")?;
         for (key, factor) in
             [("scale of attention", Some(self.scale)), ("cap of attention", self.softcap)]

@@ -10,8 +10,8 @@ use super::tensors::Tensors;
 use super::{quantized, relayout};
 use crate::ModelError;
 use crate::arch::{
-    Architecture, AttentionBias, Experts, FeedForward, Latent, LayerEmbeddings, Mixer, Names,
-    Naming, NormLayout, QkNorm,
+    Architecture, AttentionBias, ExpertInput, Experts, FeedForward, Latent, LayerEmbeddings, Mixer,
+    Names, Naming, NormLayout, QkNorm,
 };
 
 pub(super) struct LayerBuilder<'a> {
@@ -108,7 +108,7 @@ impl LayerBuilder<'_> {
             (None, _) => feed_forward_post_norm,
         };
         let layer = LayerWeights {
-            attention_norm: self.stream_norm(tensors, "attention_norm", mixer_norm)?,
+            attention_norm: self.stream_norm(tensors, self.outer_norm(tensors), mixer_norm)?,
             attention_post_norm: match attention_share {
                 Some(share) => Some(share),
                 None => self.norm(tensors, "attention_post_norm", mixer_post_norm)?,
@@ -306,6 +306,17 @@ impl LayerBuilder<'_> {
         let renamed = self.names.renamed(self.index, role);
         let is_there = |name: &String| tensors.optional(name).is_some();
         renamed.filter(|renamed| !is_there(&name) && is_there(renamed)).unwrap_or(name)
+    }
+
+    /// Returns the role of the norm before attention. In parallel blocks it may be that before the feed-forward.
+    fn outer_norm(&self, tensors: &Tensors<'_>) -> &'static str {
+        let role = "attention_norm";
+        let is_parallel = self.architecture.norms == NormLayout::Parallel;
+        let is_absent = || tensors.optional(&self.name(role)).is_none();
+        match is_parallel && !self.names.has_one_norm() && is_absent() {
+            true => "feed_forward_norm",
+            false => role,
+        }
     }
 
     /// Returns the role of the norm before the feed-forward.
@@ -522,6 +533,12 @@ impl LayerBuilder<'_> {
             scales,
             latent_norm: self.norm(tensors, "latent_norm", experts.latent.map(|of| of.width))?,
             output_norm: self.expert_output_norm(tensors, experts)?,
+            input: experts.input,
+            input_norm: self.norm(
+                tensors,
+                "expert_norm",
+                (experts.input == ExpertInput::OfLayer).then_some(hidden),
+            )?,
             norms,
         })
     }

@@ -3,7 +3,7 @@
 use forebay_compute::{DeltaColumns, RouterRule};
 use forebay_format::TensorType;
 
-use crate::arch::{Experts, Gatings};
+use crate::arch::{ExpertInput, Experts, Gatings};
 use crate::ngrams::NGramHashes;
 use crate::rows::RowTable;
 
@@ -238,12 +238,16 @@ impl LayerWeights {
         self.attention_streams.iter().chain(&self.feed_forward_streams)
     }
 
-    /// Returns the norm before the router, or before the feed-forward if there is no other.
+    /// Returns the norm before the router, or before the feed-forward if there is no other. Some routers take the stream as it is.
     pub fn router_norm(&self) -> Option<&[f32]> {
         match &self.feed_forward {
             FeedForwardWeights::Experts { vectors, .. } => {
                 let own = vectors.norms.as_ref().map(|norms| &norms.router[..]);
-                own.or(self.feed_forward_norm.as_deref())
+                match vectors.input {
+                    ExpertInput::OfFeedForward => own.or(self.feed_forward_norm.as_deref()),
+                    ExpertInput::RouterOfLayer => None,
+                    ExpertInput::OfLayer => vectors.input_norm.as_deref(),
+                }
             }
             FeedForwardWeights::None | FeedForwardWeights::Dense { .. } => {
                 self.feed_forward_norm.as_deref()
@@ -606,6 +610,9 @@ pub struct ExpertVectors {
     pub scales: Option<Vec<f32>>,
     /// Norm in the space of the experts, if they have one.
     pub latent_norm: Option<Vec<f32>>,
+    /// What router and experts take, and the norm of the layer's input if both take that.
+    pub input: ExpertInput,
+    pub input_norm: Option<Vec<f32>>,
     /// Factors of the output of every expert, and the weight of the norm after them, if there are such.
     pub output_norm: Option<[Vec<f32>; 2]>,
     /// Norms of their own, if router, experts and shared experts have such.

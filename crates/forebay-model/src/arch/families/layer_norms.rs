@@ -1,6 +1,6 @@
 //! Models with layer norms. Many of them compute attention and feed-forward side by side.
 
-use forebay_compute::{Gating, RopeLayout};
+use forebay_compute::{Gating, RopeLayout, Scoring};
 
 use super::super::family::{
     Attention, Ends, Factors, Family, FeedForward, Files, Layers, Rotation, Windows,
@@ -76,6 +76,7 @@ pub(super) const FAMILIES: &[Family] = &[
     Family {
         name: "olmo",
         files: Files { gguf: &["olmo"], huggingface: &["olmo"], ..Files::BASE },
+        attention: Attention { clamps: true, ..BIASED.attention },
         rotation: Rotation { gguf: RopeLayout::Interleaved, ..Rotation::BASE },
         layers: Layers { weightless_norms: true, ..Layers::LAYER_NORMS },
         ..BIASED
@@ -107,6 +108,77 @@ pub(super) const FAMILIES: &[Family] = &[
         },
         feed_forward: PLAIN_GELU,
         layers: Layers::PARALLEL,
+        ..BIASED
+    },
+    Family {
+        name: "dbrx",
+        files: Files {
+            gguf: &["dbrx"],
+            names: &[("feed_forward_norm", "attn_output_norm.weight", "")],
+            ..Files::BASE
+        },
+        attention: Attention { clamps: true, ..Attention::BASE },
+        feed_forward: FeedForward { experts: true, ..FeedForward::BASE },
+        ..BIASED
+    },
+    Family { name: "orion", files: Files { gguf: &["orion"], ..Files::BASE }, ..BIASED },
+    Family {
+        name: "codeshell",
+        files: Files { gguf: &["codeshell"], ..Files::BASE },
+        feed_forward: PLAIN_GELU,
+        ..BIASED
+    },
+    Family {
+        name: "jais2",
+        files: Files { gguf: &["jais2"], ..Files::BASE },
+        feed_forward: FeedForward { gating: Gating::SquaredRelu, ..FeedForward::BASE },
+        ..BIASED
+    },
+    // GPT-NeoX and Pythia.
+    Family {
+        name: "gptneox",
+        files: Files { gguf: &["gptneox"], ..Files::BASE },
+        feed_forward: PLAIN_GELU,
+        layers: Layers { parallel_by_key: true, one_norm: false, ..Layers::PARALLEL },
+        ..BIASED
+    },
+    // Falcon 7B has one norm for both blocks, and 40B has two.
+    Family {
+        name: "falcon",
+        files: Files {
+            gguf: &["falcon"],
+            names: &[
+                ("attention_norm", "attn_norm_2.weight", ""),
+                ("feed_forward_norm", "attn_norm.weight", ""),
+            ],
+            ..Files::BASE
+        },
+        feed_forward: PLAIN_GELU,
+        layers: Layers { one_norm: false, ..Layers::PARALLEL },
+        ..BIASED
+    },
+    // Phi-3.5-MoE.
+    Family {
+        name: "phimoe",
+        files: Files {
+            gguf: &["phimoe"],
+            huggingface: &["phimoe"],
+            names: &[
+                ("router", "", "block_sparse_moe.gate.weight"),
+                ("expert_gate", "", "block_sparse_moe.experts.{expert}.w1.weight"),
+                ("expert_up", "", "block_sparse_moe.experts.{expert}.w3.weight"),
+                ("expert_down", "", "block_sparse_moe.experts.{expert}.w2.weight"),
+            ],
+            ..Files::BASE
+        },
+        attention: Attention { windows: Windows::All, ..BIASED.attention },
+        rotation: Rotation { theta: 1_000_000.0, ..Rotation::BASE },
+        feed_forward: FeedForward {
+            experts: true,
+            scoring: Scoring::SparseMixer,
+            renormalise: false,
+            ..FeedForward::BASE
+        },
         ..BIASED
     },
 ];

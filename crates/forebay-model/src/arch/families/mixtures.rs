@@ -7,6 +7,7 @@ use super::super::family::{
     Attention, Ends, Factors, Family, FeedForward, Files, Layers, OwnNames, Rotation, WindowTheta,
     Windows,
 };
+use super::super::shapes::ExpertInput;
 use super::super::unrotated::Unrotated;
 
 /// Files may hold gate and up of all experts as one stack.
@@ -111,6 +112,40 @@ pub(super) const FAMILIES: &[Family] = &[
             ..FeedForward::BASE
         },
         ends: Ends { tied: true, gguf_factors: Factors::AllOfGranite, ..Ends::BASE },
+        ..Family::BASE
+    },
+    Family {
+        name: "smallthinker",
+        files: Files { gguf: &["smallthinker"], ..Files::BASE },
+        attention: Attention { windows: Windows::ButFirstOf(4), ..Attention::BASE },
+        rotation: Rotation { unrotated: Some(Unrotated::WithoutWindow), ..Rotation::BASE },
+        feed_forward: FeedForward {
+            gating: Gating::Relu,
+            experts: true,
+            input: ExpertInput::RouterOfLayer,
+            ..FeedForward::BASE
+        },
+        ..Family::BASE
+    },
+    // Experts are beside attention and a dense feed-forward.
+    Family {
+        name: "arctic",
+        files: Files {
+            gguf: &["arctic"],
+            names: &[
+                ("expert_norm", "ffn_norm_exps.weight", ""),
+                ("shared_gate", "ffn_gate.weight", ""),
+                ("shared_up", "ffn_up.weight", ""),
+                ("shared_down", "ffn_down.weight", ""),
+            ],
+            ..Files::BASE
+        },
+        rotation: LLAMA,
+        feed_forward: FeedForward {
+            experts: true,
+            input: ExpertInput::OfLayer,
+            ..FeedForward::BASE
+        },
         ..Family::BASE
     },
     // Grok 1.

@@ -163,6 +163,9 @@ impl CpuBackend {
         add_bias(cpu, q, weights.q_bias.as_deref());
         add_bias(cpu, k, weights.k_bias.as_deref());
         add_bias(cpu, v, weights.v_bias.as_deref());
+        if let Some(limit) = attention.clamp {
+            [&mut *q, &mut *k, &mut *v].into_iter().for_each(|of| cpu.clamp_in_place(of, limit));
+        }
         if gated {
             let (own, gate) =
                 (&mut scratch.q[..q_rows / 2], &mut scratch.output_gate[..q_rows / 2]);

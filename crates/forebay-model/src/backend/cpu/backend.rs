@@ -8,6 +8,7 @@ use forebay_stream::{Lease, Residency};
 
 use super::cache_layers::cache_layers;
 use super::embedding_rows::read_rows;
+use super::expert_inputs::score_experts;
 use super::latent_norm::norm_latent;
 use super::moe::MoeStep;
 use super::products::{
@@ -439,6 +440,9 @@ impl Backend for CpuBackend {
         let x = &scratch.x[..step.count * step.architecture.stream_width()];
         let normed = &mut scratch.normed[..step.count * step.architecture.hidden];
         input.write(cpu, &mut scratch.streams, x, &of, normed);
+        if block == NextBlock::Attention {
+            scratch.keep_input(step);
+        }
         match add && adds_later {
             true => self.add(step, block),
             false => Ok(()),
@@ -533,30 +537,12 @@ impl Backend for CpuBackend {
         let (experts, count, hidden) = (step.experts(), step.count, step.architecture.hidden);
         let lease = self.lease.as_ref().expect("the layer was entered");
         let w = matrix(&self.residency, lease, router);
-        let Scratch { input, inner, x, block_out, normed, moe, rows, .. } = &mut self.scratch;
-        let out = &mut moe.scores[..count * experts.count];
-        match &vectors.norms {
-            None => {
-                let [first, second] = match latent {
-                    Some([down, _]) => [down.ty; 2],
-                    None => [gate.ty, up.ty],
-                };
-                let types = [router.ty, first, second];
-                input.prepare(&self.cpu, &normed[..count * hidden], count, hidden, &types);
-                self.cpu.matmul(&mut both_kinds(w, input, rows.of(step), out));
-            }
-            Some(norms) => {
-                // The output of attention has been added, and `inner` is free until a feed-forward is computed.
-                let (x, own) = (&x[..count * hidden], &mut block_out[..count * hidden]);
-                let epsilon = step.architecture.stream_epsilon();
-                self.cpu.rms_norm(x, &norms.router, epsilon, own);
-                inner.prepare(&self.cpu, own, count, hidden, &[router.ty]);
-                self.cpu.matmul(&mut both_kinds(w, inner, rows.of(step), out));
-                self.cpu.rms_norm(x, &norms.input, epsilon, own);
-                input.prepare(&self.cpu, own, count, hidden, &[gate.ty, up.ty]);
-            }
-        }
-        add_bias(&self.cpu, out, vectors.router_bias.as_deref());
+        let types = match latent {
+            Some([down, _]) => [down.ty; 2],
+            None => [gate.ty, up.ty],
+        };
+        score_experts(&self.cpu, step, &mut self.scratch, vectors, w, types);
+        let moe = &mut self.scratch.moe;
         if shared.is_none() && latent.is_none() {
             // The dense block is no longer needed. Its slot may take the next layer while experts are computed.
             self.lease = None;

@@ -9,6 +9,7 @@ mod delta;
 mod delta_scratch;
 mod embedding_rows;
 mod embeddings;
+mod expert_inputs;
 mod head;
 mod indexer;
 mod latent;

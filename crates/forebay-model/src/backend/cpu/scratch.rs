@@ -10,7 +10,7 @@ use super::predicted::PredictedScratch;
 use super::products::RowNumbers;
 use super::shared_keys::SharedKeyScratch;
 use super::streams::StreamScratch;
-use crate::arch::{Architecture, Attention, OutputGate};
+use crate::arch::{Architecture, Attention, ExpertInput, Layer, OutputGate};
 use crate::weights::Weights;
 use forebay_compute::{Activations, AttentionRun};
 use forebay_store::FileSet;
@@ -46,6 +46,8 @@ pub struct Scratch {
     pub predicted: PredictedScratch,
     /// Normed input of a block `[tokens, hidden]`.
     pub normed: Vec<f32>,
+    /// Residual stream as it is before the layer `[tokens, hidden]`; empty if no experts take it.
+    pub layer_input: Vec<f32>,
     /// Output of a block `[tokens, hidden]`.
     pub block_out: Vec<f32>,
     pub q: Vec<f32>,
@@ -104,6 +106,7 @@ impl Scratch {
             streams: StreamScratch::reserve(architecture, batch),
             predicted: PredictedScratch::reserve(architecture, batch),
             normed: floats(architecture.hidden),
+            layer_input: floats(layer_input_width(architecture)),
             block_out: floats(architecture.hidden),
             q: most(|of| of.heads * of.head_dim),
             k: most(|of| of.kv_heads * of.head_dim),
@@ -157,7 +160,8 @@ impl Scratch {
         let gate = 3 * gate_width(architecture)
             + relative_width(architecture)
             + ConvolutionScratch::floats_per_token(architecture)
-            + latent_width(architecture);
+            + latent_width(architecture)
+            + layer_input_width(architecture);
         let streams = architecture.stream_width()
             + StreamScratch::floats_per_token(architecture)
             + PredictedScratch::floats_per_token(architecture);
@@ -171,6 +175,12 @@ impl Scratch {
 fn inner_width(architecture: &Architecture) -> usize {
     let of_layer = architecture.layer_embeddings.map_or(0, |of| of.width);
     architecture.dense_width().max(architecture.shared_width()).max(of_layer)
+}
+
+/// Returns the width of a kept row of the residual stream; 0 if no experts take the input of their layer.
+fn layer_input_width(architecture: &Architecture) -> usize {
+    let takes = |layer: &Layer| layer.expert_input() != ExpertInput::OfFeedForward;
+    if architecture.layers.iter().any(takes) { architecture.hidden } else { 0 }
 }
 
 /// Returns the width of the space of experts; 0 if they have none.

@@ -86,6 +86,11 @@ impl CudaBackend {
             let products = &[own, a, b, c][..1 + others];
             self.products().dense(gpu, self.float(at.normed), Rows::of(step), products)?;
         }
+        if let Some(limit) = step.attention().clamp {
+            for product in &products[..count] {
+                gpu.clamp(product.out, step.count * product.matrix.rows, limit)?;
+            }
+        }
         self.take_values(step, weights)?;
         if gated {
             self.take_queries(step)?;

@@ -622,6 +622,7 @@ pub(super) fn device_gating(gating: forebay_compute::Gating) -> Gating {
         forebay_compute::Gating::ClampedSilu { limit } => Gating::ClampedSilu { limit },
         forebay_compute::Gating::SiluClamped { limit } => Gating::SiluClamped { limit },
         forebay_compute::Gating::Situ { limit, up_limit } => Gating::Situ { limit, up_limit },
+        forebay_compute::Gating::Relu => Gating::Relu,
         forebay_compute::Gating::SquaredRelu => Gating::SquaredRelu,
         forebay_compute::Gating::PlainGelu => Gating::PlainGelu,
         forebay_compute::Gating::PlainGeluTanh => Gating::PlainGeluTanh,

@@ -60,7 +60,10 @@ impl CudaBackend {
         self.products().changed(x);
         let (out, form) = (Normed { rows, also }, device_form(step.architecture.norm_form));
         self.gpu.norm_of_scaled(form, x, (added, factor), &norm, out, (step.count, flag))?;
-        Ok(())
+        match block {
+            NextBlock::Attention => self.keep_input(step),
+            _ => Ok(()),
+        }
     }
 
     /// Returns what the norm before a block adds to the residual stream, the factor of the sum, and where it reports sums that are not

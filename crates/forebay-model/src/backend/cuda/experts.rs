@@ -13,8 +13,24 @@ use super::on_cpu::{BatchRows, expert_matrices};
 use super::products::{EntryRow, ExpertEntries, ExpertProduct, Rows};
 use super::vectors::{ExpertNormVectors, optional};
 use crate::ModelError;
+use crate::arch::{Architecture, ExpertInput, Experts, Layer};
 use crate::backend::{Step, record_routing};
 use crate::weights::{FeedForwardWeights, PartMatrix};
+
+/// Returns true if the input of experts is not that of the feed-forward.
+pub(super) fn has_own_input(of: &Experts) -> bool {
+    of.scaled_input || of.own_norms || of.latent.is_some() || of.input == ExpertInput::OfLayer
+}
+
+/// Returns the rows `[rows, hidden]` of the inputs of routers that have inputs of their own, in passes of up to `batch` rows, or of
+/// `decode_rows` decode rows; 0 if there are none. The stream before a layer has a place for each layer.
+pub(super) fn router_rows(architecture: &Architecture, batch: usize, decode_rows: usize) -> usize {
+    let of_layer = |of: &Layer| of.expert_input() != ExpertInput::OfFeedForward;
+    if architecture.layers.iter().any(of_layer) {
+        return batch.max(architecture.layers.len() * decode_rows);
+    }
+    if architecture.expert_layers().any(|of| of.own_norms) { batch } else { 0 }
+}
 
 impl CudaBackend {
     /// Queues the router and the work that follows its choice: fetching and sorting experts, and copying the ids to
@@ -39,6 +55,7 @@ impl CudaBackend {
                 Scoring::Sigmoid => RouterScoring::Sigmoid,
                 Scoring::SigmoidOfChosen => RouterScoring::SigmoidOfChosen,
                 Scoring::SqrtSoftplus => RouterScoring::SqrtSoftplus,
+                Scoring::SparseMixer => RouterScoring::SparseMixer,
             },
             by_token: vectors.by_token.map(|table| self.experts_of_tokens(step, table)),
             renormalise: experts.renormalise,
@@ -108,14 +125,38 @@ impl CudaBackend {
     /// a projection.
     fn expert_input(&self, step: &Step<'_>) -> DevicePtr<f32> {
         let (at, experts) = (self.at(), step.experts());
-        let is_own = experts.scaled_input || experts.own_norms || experts.latent.is_some();
-        self.float(if is_own { at.expert_input } else { at.normed })
+        self.float(if has_own_input(experts) { at.expert_input } else { at.normed })
+    }
+
+    /// Returns where the residual stream before the layer is kept for the layer's router, for the rows of a lane. Every layer has a place of
+    /// its own for decode rows: if a graph gives up waiting for a layer's experts, later layers must not have replaced what this layer's router takes
+    /// when the pass goes on.
+    fn layer_input(&self, step: &Step<'_>) -> DevicePtr<f32> {
+        let of_first_lane = &self.plan.activations;
+        let of_layer = if step.decode == step.count { step.layer } else { 0 };
+        let row = of_layer * of_first_lane.decode_rows + self.lanes.current().first_row;
+        self.float(of_first_lane.router_input).offset(row * step.architecture.hidden)
+    }
+
+    /// Queues a copy of the residual stream, if the layer's router takes it as it is before the layer.
+    pub(super) fn keep_input(&self, step: &Step<'_>) -> Result<(), ModelError> {
+        if step.architecture.layers[step.layer].expert_input() == ExpertInput::OfFeedForward {
+            return Ok(());
+        }
+        let (x, kept) = (self.float(self.at().x), self.layer_input(step));
+        self.products().changed(kept);
+        Ok(self.gpu.copy(x.cast(), kept.cast(), 4 * step.count * step.architecture.hidden)?)
     }
 
     /// Returns the address of the input of the router. Queues its norm and that of the experts' input if they have norms of their
     /// own.
     fn router_input(&self, step: &Step<'_>) -> Result<DevicePtr<f32>, ModelError> {
         let at = self.at();
+        match step.experts().input {
+            ExpertInput::OfFeedForward => {}
+            ExpertInput::RouterOfLayer => return Ok(self.layer_input(step)),
+            ExpertInput::OfLayer => return self.norm_layer_input(step),
+        }
         let Some(norms) = self.layer_vectors(step).expert_norms else {
             return Ok(self.float(at.normed));
         };
@@ -127,6 +168,17 @@ impl CudaBackend {
             self.gpu.rms_norm(x, Added::Nothing, &norm, Normed::plain(to), step.count, None)?;
         }
         Ok(self.float(at.router_input))
+    }
+
+    /// Queues the norm of the residual stream before the layer, which router and experts take. Returns its address.
+    fn norm_layer_input(&self, step: &Step<'_>) -> Result<DevicePtr<f32>, ModelError> {
+        let norm = self.layer_vectors(step).input_norm.expect("such inputs are normed");
+        let epsilon = step.architecture.stream_epsilon();
+        let norm = Norm { epsilon, ..self.norm_of(step, norm) };
+        let (x, to) = (self.layer_input(step), self.float(self.at().expert_input));
+        self.products().changed(to);
+        self.gpu.rms_norm(x, Added::Nothing, &norm, Normed::plain(to), step.count, None)?;
+        Ok(to)
     }
 
     /// Returns the norm of a block's output with this weight.

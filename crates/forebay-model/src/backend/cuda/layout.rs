@@ -9,6 +9,7 @@ use forebay_stream::{Block, MemoryPlan};
 
 use super::delta_shape::PRODUCTS_MAX;
 use super::exchange_layout::ExchangeLayout;
+use super::experts::{has_own_input, router_rows};
 use super::indexer_layout::IndexerLayout;
 use super::kv_size::KvSize;
 use super::ngram_layout::NGramLayout;
@@ -18,7 +19,7 @@ use super::shared_keys_layout::{self, SharedKeyLayout};
 use super::stream_layout::StreamLayout;
 use crate::ModelError;
 use crate::arch::{
-    Architecture, Attention, Experts, Latent, MTP_ROWS_MAX, NormLayout, OutputGate, Recurrent,
+    Architecture, Attention, Latent, MTP_ROWS_MAX, NormLayout, OutputGate, Recurrent,
 };
 use crate::sharing::{ALIGNMENT, SubLayerPlan};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights, distinct};
@@ -212,8 +213,6 @@ struct Widths {
     latent_heads: usize,
     /// Output of attention of parallel blocks; 0 if there are none.
     beside: usize,
-    /// Inputs of routers that have norms of their own; 0 if there are none.
-    router_input: usize,
     /// Copy of the usual embeddings, embeddings for one layer, and for all layers; 0 if there are none for layers.
     embedded: usize,
     layer_width: usize,
@@ -268,11 +267,6 @@ impl Widths {
             latent_heads: (heads * latent(|of| of.plain.max(of.value))).max(
                 architecture.most_of_shared(|shared| shared.output_groups * shared.output_rank),
             ),
-            router_input: if architecture.expert_layers().any(|e| e.own_norms) {
-                hidden
-            } else {
-                0
-            },
             embedded: architecture.layer_embeddings.map_or(0, |_| hidden),
             beside: if architecture.norms == NormLayout::Parallel { hidden } else { 0 },
             layer_width,
@@ -311,7 +305,8 @@ pub struct ActivationLayout {
     /// Inputs of experts `[batch, hidden]`, if they are scaled or have a norm or a length of their own. Rows of such a length are
     /// not longer than the usual ones.
     pub expert_input: u64,
-    /// Inputs of routers `[batch, hidden]`, if they have a norm of their own.
+    /// Inputs of routers `[batch, hidden]`, if they have a norm of their own. Copies of the residual stream before layers `[layers,
+    /// decode rows, hidden]`, or `[batch, hidden]` in prompts, if routers take that.
     pub router_input: u64,
     pub block_out: u64,
     /// Output of attention `[batch, hidden]` until the feed-forward beside it has ended, in parallel blocks.
@@ -424,7 +419,6 @@ impl ActivationLayout {
         // One row of each sequence, and those of a proposal's check.
         let checked = architecture.mtp.map_or(1, |_| MTP_ROWS_MAX);
         let decode_rows = few.min(cache.sequences.max(checked));
-        let has_own_input = |of: &Experts| of.scaled_input || of.own_norms || of.latent.is_some();
         let own_inputs = architecture.expert_layers().any(has_own_input);
         // Groups of heads have matrices of their own, too.
         let groups = architecture.most_of_shared(|shared| shared.output_groups);
@@ -465,7 +459,7 @@ impl ActivationLayout {
             paused: words(if cache.sequences > 1 { batch * width.stream } else { 0 }),
             normed: words(batch * width.hidden),
             expert_input: words(if own_inputs { batch * width.hidden } else { 0 }),
-            router_input: words(batch * width.router_input),
+            router_input: words(router_rows(architecture, batch, decode_rows) * width.hidden),
             block_out: words(batch * width.hidden),
             beside: words(batch * width.beside),
             q: words(batch * width.q),
@@ -587,7 +581,7 @@ impl ActivationLayout {
                 heads: behind(self.latent.heads, width.latent_heads),
                 ..self.latent
             },
-            router_input: behind(self.router_input, width.router_input),
+            router_input: behind(self.router_input, width.hidden),
             streams: self.streams.second_lane(architecture, first),
             indexer: self.indexer.second_lane(architecture.indexer(), first),
             shared_keys: self.shared_keys.second_lane(first),

@@ -64,6 +64,8 @@ pub struct LayerVectors {
     pub expert_norms: Option<ExpertNormVectors>,
     /// Norm in the space of the experts, if they have one.
     pub latent_norm: Option<usize>,
+    /// Norm of the residual stream before the layer, if router and experts take that.
+    pub input_norm: Option<usize>,
     /// Vectors of a layer that adds embeddings of n-grams.
     pub ngrams: Option<NGramVectors>,
     /// Norms of the use of the tokens' embeddings for the layer.
@@ -254,6 +256,7 @@ impl Vectors {
             of.shared_scale = self.optional(&vectors.shared_scale);
             of.expert_scales = self.optional(&vectors.scales);
             of.latent_norm = self.optional(&vectors.latent_norm);
+            of.input_norm = self.optional(&vectors.input_norm);
             if let Some(norms) = &vectors.norms {
                 of.expert_norms = Some(ExpertNormVectors {
                     router: self.append(&norms.router),
