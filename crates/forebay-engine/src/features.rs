@@ -41,6 +41,9 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
             add("clamped feed-forwards", format!("SiLU and up within {limit}"));
         }
         Gating::Relu => add("ReGLU", "gates by ReLU instead of SiLU".to_owned()),
+        Gating::Xielu { .. } => {
+            add("xIELU", "feed-forwards without a gate, with numbers of each layer".to_owned());
+        }
         Gating::SquaredRelu => add("squared ReLU", "feed-forwards without a gate".to_owned()),
         Gating::PlainGelu | Gating::PlainGeluTanh => {
             add("GELU", "feed-forwards without a gate".to_owned());

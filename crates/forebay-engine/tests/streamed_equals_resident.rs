@@ -92,6 +92,7 @@ fn models() -> Vec<PathBuf> {
         "gguf/dbrx/dbrx-Q4_0.gguf",
         "gguf/smallthinker/smallthinker-Q4_0.gguf",
         "gguf/arctic/arctic-Q4_0.gguf",
+        "gguf/apertus/apertus-Q4_0.gguf",
         "gguf/gptneox/gptneox-Q4_0.gguf",
         "gguf/falcon/falcon-Q4_0.gguf",
     ]

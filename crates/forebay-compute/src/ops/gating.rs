@@ -29,12 +29,18 @@ pub enum Gating {
     PlainGelu,
     /// The same with the approximation of [`Gating::GeluTanh`].
     PlainGeluTanh,
+    /// `positive u^2 + slope u` for positive `u`, and `negative (e^min(u, floor) - 1 - u) + slope u` for others, without a gate (Huang
+    /// and Schlag 2024, "xIELU").
+    Xielu { positive: f32, negative: f32, slope: f32, floor: f32 },
 }
 
 impl Gating {
     /// Returns true if feed-forwards have a gate matrix beside the up matrix.
     pub fn has_gate(self) -> bool {
-        !matches!(self, Gating::SquaredRelu | Gating::PlainGelu | Gating::PlainGeluTanh)
+        !matches!(
+            self,
+            Gating::SquaredRelu | Gating::PlainGelu | Gating::PlainGeluTanh | Gating::Xielu { .. }
+        )
     }
 }
 
@@ -78,6 +84,9 @@ impl Cpu {
             Gating::Relu | Gating::SquaredRelu => self.apply(SquaredRelu, gate, up),
             Gating::PlainGelu => self.apply(PlainGelu, gate, up),
             Gating::PlainGeluTanh => self.apply(PlainGeluTanh, gate, up),
+            Gating::Xielu { positive, negative, slope, floor } => {
+                self.apply(Xielu { positive, negative, slope, floor }, gate, up);
+            }
         }
     }
 
@@ -90,6 +99,9 @@ impl Cpu {
             Gating::SquaredRelu => self.activate(SquaredRelu, x),
             Gating::PlainGelu => self.activate(PlainGelu, x),
             Gating::PlainGeluTanh => self.activate(PlainGeluTanh, x),
+            Gating::Xielu { positive, negative, slope, floor } => {
+                self.activate(Xielu { positive, negative, slope, floor }, x);
+            }
             Gating::Silu
             | Gating::Relu
             | Gating::GeluTanh
@@ -297,6 +309,30 @@ impl Gate for PlainGeluTanh {
     }
 }
 
+/// xIELU of the first operand. The second one is not used.
+#[derive(Clone, Copy)]
+struct Xielu {
+    positive: f32,
+    negative: f32,
+    slope: f32,
+    floor: f32,
+}
+
+impl Gate for Xielu {
+    #[inline(always)]
+    fn of<S: Simd>(self, simd: S, gate: S::V, _: S::V) -> S::V {
+        let zero = simd.splat(0.0);
+        let square = simd.mul(simd.mul(gate, gate), simd.splat(self.positive));
+        // The second operand is returned if either is NaN.
+        let low = simd.min(simd.splat(self.floor), gate);
+        let inner = simd.sub(simd.sub(simd.exp(low), simd.splat(1.0)), gate);
+        let curved = simd.mul(inner, simd.splat(self.negative));
+        // NaN is not less than 0, and its square is NaN.
+        let bent = simd.select_less(zero, gate, square, curved);
+        simd.mul_add(gate, simd.splat(self.slope), bent)
+    }
+}
+
 /// The gate of each element with itself.
 struct Activate<'a, G> {
     gating: G,
@@ -393,6 +429,15 @@ mod tests {
                 0.5 * g * complementary_error(-g * std::f64::consts::FRAC_1_SQRT_2)
             }
             Gating::PlainGeluTanh => exact(Gating::GeluTanh, gate, 1.0),
+            Gating::Xielu { positive, negative, slope, floor } => {
+                let [positive, negative, slope, floor] =
+                    [positive, negative, slope, floor].map(f64::from);
+                let bent = match g > 0.0 {
+                    true => positive * g * g,
+                    false => negative * (g.min(floor).exp_m1() - g),
+                };
+                bent + slope * g
+            }
         }
     }
 
@@ -410,6 +455,25 @@ mod tests {
         };
         let sum: f64 = (0..=steps).map(|step| weight(step) * at(step)).sum();
         sum * width / steps as f64 / 3.0 * std::f64::consts::FRAC_2_SQRT_PI
+    }
+
+    #[test]
+    fn xielu_is_accurate() {
+        let gating = Gating::Xielu { positive: 0.7, negative: 1.1, slope: 0.5, floor: -0.01 };
+        for cpu in cpus() {
+            let mut before: Vec<f32> = random(9, 901).iter().map(|x| x * 5.0).collect();
+            before[..3].copy_from_slice(&[0.0, -0.005, -80.0]);
+            let mut x = before.clone();
+            cpu.activate_in_place(gating, &mut x);
+            for (x, before) in x.iter().zip(&before) {
+                let exact = exact(gating, *before, 0.0);
+                let error = (f64::from(*x) - exact).abs();
+                assert!(error <= 1e-6 * exact.abs() + 4e-7, "{before}: {x} {exact}");
+            }
+            let mut x = [f32::NAN];
+            cpu.activate_in_place(gating, &mut x);
+            assert!(x[0].is_nan());
+        }
     }
 
     #[test]

@@ -211,6 +211,7 @@ pub const GGUF: &[&str] = &[
     "dbrx",
     "smallthinker",
     "arctic",
+    "apertus",
     "orion",
     "codeshell",
     "jais2",

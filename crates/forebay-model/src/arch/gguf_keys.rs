@@ -50,6 +50,22 @@ impl<'a> Keys<'a> {
         self.metadata.get(&self.path(key))
     }
 
+    /// Returns the number of a layer under a key without the name of the architecture, which has one number or a list with one for each
+    /// layer.
+    pub fn global_float_of_layer(&self, key: &str, layer: usize) -> Result<f32, ModelError> {
+        let value = self.metadata.get(key).ok_or_else(|| ModelError::MissingKey {
+            source_name: "the GGUF metadata".into(),
+            key: key.into(),
+            family: self.family,
+        })?;
+        let of_list = || value.as_array().and_then(numbers)?.get(layer).copied();
+        number(value).or_else(of_list).ok_or_else(|| ModelError::BadValue {
+            key: key.into(),
+            value: value.describe(),
+            expected: format!("it must be a number, or a list with one for layer {layer}"),
+        })
+    }
+
     /// Records keys that are not needed because others say the same.
     pub fn note(&self, keys: &[&str]) {
         keys.iter().for_each(|key| self.read.note("", key));

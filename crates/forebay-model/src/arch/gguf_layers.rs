@@ -1,6 +1,6 @@
 //! Reads the layers of GGUF metadata.
 
-use forebay_compute::Gating;
+use forebay_compute::{GateFunction, Gating};
 use forebay_format::Catalog;
 
 use super::architecture::{FeedForward, Gatings, Layer, Mixer};
@@ -93,6 +93,10 @@ pub(super) fn layers(
 
 /// Returns the gatings of a layer with limits of its own.
 fn gatings(keys: &Keys<'_>, family: &Family, layer: usize) -> Result<Option<Gatings>, ModelError> {
+    if matches!(family.feed_forward.gating, Gating::Xielu { .. }) {
+        let own = xielu(keys, layer)?;
+        return Ok(Some(Gatings { experts: own, others: own }));
+    }
     if !family.feed_forward.limits_by_layer {
         return Ok(None);
     }
@@ -103,6 +107,19 @@ fn gatings(keys: &Keys<'_>, family: &Family, layer: usize) -> Result<Option<Gati
         }),
     };
     Ok(Some(limited([limit("swiglu_clamp_exp")?, limit("swiglu_clamp_shexp")?])))
+}
+
+/// Returns the xIELU of a layer. Files have the numbers from which a softplus makes positive ones.
+fn xielu(keys: &Keys<'_>, layer: usize) -> Result<Gating, ModelError> {
+    let number = |key: &str| keys.global_float_of_layer(&format!("xielu.{key}"), layer);
+    let softplus = |x: f32| GateFunction::Softplus.of(x);
+    let slope = number("beta")?;
+    Ok(Gating::Xielu {
+        positive: softplus(number("alpha_p")?),
+        negative: slope + softplus(number("alpha_n")?),
+        slope,
+        floor: number("eps")?,
+    })
 }
 
 /// Returns the feed-forward of a layer, which is a mixture of experts if the layer has a router.
@@ -255,6 +272,7 @@ pub(super) fn refuse_variants(keys: &Keys<'_>, family: &Family) -> Result<(), Mo
     let known: &[&str] = match family.feed_forward.gating {
         Gating::GeluTanh => &["gelu", "gelu_pytorch_tanh", "gelu_new"],
         Gating::Relu => &["relu"],
+        Gating::Xielu { .. } => &["xielu"],
         Gating::SquaredRelu => &["relu2", "relu_sqr"],
         Gating::Situ { .. } => &["situ"],
         Gating::PlainGelu | Gating::PlainGeluTanh => &["gelu", "gelu_pytorch_tanh", "gelu_new"],

@@ -60,6 +60,7 @@ fn expect_activation<'a>(
         }
         Gating::GeluTanh => &["gelu_pytorch_tanh", "gelu_new", "gelu_fast"],
         Gating::Relu => &["relu"],
+        Gating::Xielu { .. } => &["xielu"],
         Gating::SquaredRelu => &["relu2"],
         Gating::PlainGelu | Gating::PlainGeluTanh => {
             &["gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast"]

@@ -146,6 +146,13 @@ impl Architecture {
                 | Gating::ClampedSilu { limit }
                 | Gating::SiluClamped { limit } => [limit; 2],
                 Gating::Situ { limit, up_limit } => [limit, up_limit],
+                Gating::Xielu { positive, negative, slope, floor } => {
+                    let all = [positive, negative, slope, floor];
+                    let fits = all.iter().all(|number| number.is_finite()) && floor <= 0.0;
+                    let expected = "they must be finite, and the last at most 0";
+                    check("numbers of xIELU", format!("{all:?}"), fits, expected)?;
+                    continue;
+                }
                 Gating::Silu
                 | Gating::GeluTanh
                 | Gating::Relu

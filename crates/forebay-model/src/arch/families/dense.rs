@@ -20,6 +20,17 @@ pub(super) const FAMILIES: &[Family] = &[
         feed_forward: FeedForward { gating: Gating::SquaredRelu, ..FeedForward::BASE },
         ..LLAMA
     },
+    Family {
+        name: "apertus",
+        files: Files { gguf: &["apertus"], ..Files::BASE },
+        attention: Attention { qk_norm: QkNorm::PerHead, ..Attention::BASE },
+        feed_forward: FeedForward {
+            // Files have the numbers of each layer.
+            gating: Gating::Xielu { positive: 0.8, negative: 0.8, slope: 0.5, floor: -1e-6 },
+            ..FeedForward::BASE
+        },
+        ..Family::BASE
+    },
     Family { name: "baichuan", files: Files { gguf: &["baichuan"], ..Files::BASE }, ..LLAMA },
     Family { name: "internlm2", files: Files { gguf: &["internlm2"], ..Files::BASE }, ..LLAMA },
     Family { name: "xverse", files: Files { gguf: &["xverse"], ..Files::BASE }, ..LLAMA },

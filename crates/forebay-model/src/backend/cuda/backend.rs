@@ -626,5 +626,6 @@ pub(super) fn device_gating(gating: forebay_compute::Gating) -> Gating {
         forebay_compute::Gating::SquaredRelu => Gating::SquaredRelu,
         forebay_compute::Gating::PlainGelu => Gating::PlainGelu,
         forebay_compute::Gating::PlainGeluTanh => Gating::PlainGeluTanh,
+        forebay_compute::Gating::Xielu { .. } => unreachable!("the plan refuses it"),
     }
 }

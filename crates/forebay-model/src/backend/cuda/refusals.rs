@@ -1,6 +1,6 @@
 //! Parts of models that only the CPU computes.
 
-use forebay_compute::Growth;
+use forebay_compute::{Gating, Growth};
 
 use crate::arch::{Architecture, Experts, LatentNorm};
 
@@ -14,6 +14,7 @@ pub fn parts_without_kernels(architecture: &Architecture) -> Option<&'static str
         (grows, "queries that grow with every position"),
         (architecture.convolutions.is_some(), "short convolutions beside attention"),
         (architecture.feed_forward_scales, "factors of the outputs of feed-forwards"),
+        (matches!(architecture.gating, Gating::Xielu { .. }), "xIELU"),
         (architecture.residual_gates.is_some(), "gates of the residual stream"),
         (architecture.attentions.iter().any(|of| of.output_norm), "norms of attention's outputs"),
         (has(|of| of.always > 0), "shared experts that the router scores"),
