@@ -296,8 +296,9 @@ impl LayerBuilder<'_> {
         role: &str,
         length: Option<usize>,
     ) -> Result<Option<Vec<f32>>, ModelError> {
-        let name = self.norm_name(tensors, role);
-        length.map(|length| tensors.norm(&name, length)).transpose()
+        // Families without the norm have no name for it.
+        let Some(length) = length else { return Ok(None) };
+        tensors.norm(&self.norm_name(tensors, role), length).map(Some)
     }
 
     /// Returns the name of a norm in the files: of two that it may have, the one that is there.
@@ -335,8 +336,9 @@ impl LayerBuilder<'_> {
         role: &str,
         length: Option<usize>,
     ) -> Result<Option<Vec<f32>>, ModelError> {
+        let Some(length) = length else { return Ok(None) };
         let (form, name) = (self.architecture.norm_form, self.norm_name(tensors, role));
-        length.map(|length| tensors.stream_norm(form, &name, length)).transpose()
+        tensors.stream_norm(form, &name, length).map(Some)
     }
 
     fn grouped(
