@@ -7,7 +7,7 @@ use crate::ops::{row_scale, share};
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
 /// Least mean of squares of a stream that is brought to the magnitude of another.
-const LEAST_SQUARE: f32 = 1e-5;
+const SQUARE_MIN: f32 = 1e-5;
 
 /// Weights of a prediction or a correction of streams.
 #[derive(Debug, Clone, Copy)]
@@ -70,7 +70,7 @@ impl Cpu {
                 let (first, others) = row.split_at_mut(shape.width);
                 let magnitude = mean_square(self, first).sqrt();
                 for stream in others.chunks_exact_mut(shape.width) {
-                    let own = mean_square(self, stream).max(LEAST_SQUARE).sqrt();
+                    let own = mean_square(self, stream).max(SQUARE_MIN).sqrt();
                     stream.iter_mut().for_each(|value| *value = *value * magnitude / own);
                 }
             }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::mtp_shape::Mtp;
 use super::recurrent::Recurrent;
 use super::shapes::{
-    ExpertInput, Indexer, LatentExperts, NGrams, RelativeBias, SharedKeys, Streams,
+    ExpertInput, Indexer, LatentExperts, NGrams, NormLayout, RelativeBias, SharedKeys, Streams,
 };
 use crate::ModelError;
 
@@ -111,22 +111,6 @@ pub enum EmbeddingNorm {
     Weightless,
     /// The same, times a weight for each element (Inkling).
     Weighted,
-}
-
-/// Position of the norms in a layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum NormLayout {
-    /// A norm before attention and before the feed-forward.
-    Pre,
-    /// A norm before each of them, and one on its output before that is added to the residual stream (Gemma).
-    Sandwich,
-    /// A norm on the output of each of them, and none before it (OLMo 2).
-    Post,
-    /// A norm before each of them. Both take the residual stream as it is before the layer, and both outputs are added to it (Cohere).
-    /// Files may have one norm for both.
-    Parallel,
-    /// No norm of its own, because collapsing the streams norms them (Qwen4).
-    None,
 }
 
 /// Shape of the attention of some layers, as the KV cache sees it.

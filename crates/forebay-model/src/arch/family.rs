@@ -2,10 +2,10 @@
 
 use forebay_compute::{Gating, NormForm, RopeLayout, Scoring};
 
-use super::architecture::{EmbeddingNorm, Gatings, NormLayout, OutputGate, QkNorm};
+use super::architecture::{EmbeddingNorm, Gatings, OutputGate, QkNorm};
 use super::mtp_shape::MtpForm;
 use super::recurrent::{HeadOrder, StateRule};
-use super::shapes::{ExpertInput, LatentNorm, StreamForm};
+use super::shapes::{ExpertInput, LatentNorm, NormLayout, StreamForm};
 use super::unrotated::Unrotated;
 
 /// Properties of a family that its metadata does not give, by subject.

@@ -3,9 +3,10 @@
 use forebay_compute::{Gating, NormForm};
 use serde_json::Value;
 
-use super::architecture::{NormLayout, OutputGate, QkNorm};
+use super::architecture::{OutputGate, QkNorm};
 use super::config::Config;
 use super::family::Family;
+use super::shapes::NormLayout;
 use crate::ModelError;
 
 /// Key of the bound of queries, keys and values.

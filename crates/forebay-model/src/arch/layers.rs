@@ -3,10 +3,10 @@
 use forebay_compute::Gating;
 
 use super::architecture::{
-    Architecture, Attention, FeedForward, Gatings, Latent, Layer, Mixer, NormLayout, Rope,
+    Architecture, Attention, FeedForward, Gatings, Latent, Layer, Mixer, Rope,
 };
 use super::recurrent::STATES_PER_SEQUENCE;
-use super::shapes::ExpertInput;
+use super::shapes::{ExpertInput, NormLayout};
 use crate::ModelError;
 
 /// Layers whose keys and values share blocks: those that see as many positions as each other and have the same shape of

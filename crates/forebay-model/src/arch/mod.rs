@@ -47,8 +47,8 @@ mod validation;
 
 pub use architecture::{
     Architecture, Attention, AttentionBias, EmbeddingNorm, Experts, FeedForward, Gatings,
-    KvCapacity, KvInVram, Latent, Layer, LayerEmbeddings, Mixer, Naming, NormLayout, OutputGate,
-    QkNorm, Rope, RopeFactors, Values,
+    KvCapacity, KvInVram, Latent, Layer, LayerEmbeddings, Mixer, Naming, OutputGate, QkNorm, Rope,
+    RopeFactors, Values,
 };
 pub(crate) use architecture::{LONG_FACTORS, SHORT_FACTORS};
 pub(crate) use families::by_name;
@@ -62,5 +62,6 @@ pub use quantization::{Method, Quantization};
 pub use recurrent::{HeadOrder, Recurrent, STATES_PER_SEQUENCE, StateRule};
 pub use shapes::{
     EntryIndexer, EntryShape, ExpertInput, HashConstants, Indexer, IndexerRule, LatentExperts,
-    LatentNorm, NGrams, RelativeBias, SharedKeys, StreamForm, StreamRule, Streams, StreamsEnd,
+    LatentNorm, NGrams, NormLayout, RelativeBias, SharedKeys, StreamForm, StreamRule, Streams,
+    StreamsEnd,
 };

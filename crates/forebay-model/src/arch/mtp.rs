@@ -6,13 +6,12 @@
 
 use forebay_format::Catalog;
 
-use super::architecture::{
-    Architecture, EmbeddingNorm, FeedForward, Layer, Mixer, Naming, NormLayout,
-};
+use super::architecture::{Architecture, EmbeddingNorm, FeedForward, Layer, Mixer, Naming};
 use super::check::check;
 use super::families::{self, by_name};
 use super::mtp_shape::{Mtp, MtpForm, MtpNames};
 use super::names::Names;
+use super::shapes::NormLayout;
 use crate::ModelError;
 
 /// Prefixes under which folders have the module. The first is that of the published models.

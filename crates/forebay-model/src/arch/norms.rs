@@ -2,11 +2,12 @@
 
 use forebay_compute::NormForm;
 
-use super::architecture::{Architecture, Layer, Mixer, NormLayout};
+use super::architecture::{Architecture, Layer, Mixer};
 use super::check::check;
 use super::config::Config;
 use super::family::Family;
 use super::gguf_keys::Keys;
+use super::shapes::NormLayout;
 use crate::ModelError;
 
 /// Keys in `config.json` of the number that norms add to the mean of squares.

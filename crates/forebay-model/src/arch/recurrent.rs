@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::architecture::NormLayout;
 use super::check::{check, check_size};
+use super::shapes::NormLayout;
 use crate::ModelError;
 
 /// Shape of the recurrent layers. It is the same in all of them.

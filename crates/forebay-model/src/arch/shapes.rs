@@ -415,3 +415,19 @@ mod tests {
         assert!(error.contains("elements of a row of n-grams"), "{error}");
     }
 }
+
+/// Position of the norms in a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum NormLayout {
+    /// A norm before attention and before the feed-forward.
+    Pre,
+    /// A norm before each of them, and one on its output before that is added to the residual stream (Gemma).
+    Sandwich,
+    /// A norm on the output of each of them, and none before it (OLMo 2).
+    Post,
+    /// A norm before each of them. Both take the residual stream as it is before the layer, and both outputs are added to it (Cohere).
+    /// Files may have one norm for both.
+    Parallel,
+    /// No norm of its own, because collapsing the streams norms them (Qwen4).
+    None,
+}

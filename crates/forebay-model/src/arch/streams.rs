@@ -3,12 +3,12 @@
 use forebay_compute::{STREAMS_MAX, StreamShape};
 use forebay_format::Catalog;
 
-use super::architecture::{Architecture, FeedForward, Layer, Mixer, NormLayout};
+use super::architecture::{Architecture, FeedForward, Layer, Mixer};
 use super::check::{check, check_size};
 use super::config::Config;
 use super::family::Family;
 use super::gguf_keys::Keys;
-use super::shapes::{StreamForm, StreamRule, Streams};
+use super::shapes::{NormLayout, StreamForm, StreamRule, Streams};
 use crate::ModelError;
 
 impl Architecture {

@@ -4,11 +4,11 @@ use forebay_compute::{Gating, NormForm, Temperature};
 
 use super::architecture::{
     Architecture, Attention, AttentionBias, EmbeddingNorm, Experts, FeedForward, Layer, Mixer,
-    NormLayout, OutputGate, QkNorm, Values,
+    OutputGate, QkNorm, Values,
 };
 use super::check::{check, check_size};
 use super::recurrent::{Recurrent, StateRule};
-use super::shapes::ExpertInput;
+use super::shapes::{ExpertInput, NormLayout};
 use crate::ModelError;
 
 impl Architecture {

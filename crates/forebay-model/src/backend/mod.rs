@@ -7,6 +7,7 @@
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod largest_context;
 mod recorded;
 mod selector;
 
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use forebay_compute::RowKind;
 use forebay_stream::{LayerUses, MemoryPlan, Residency};
 
+pub use self::largest_context::largest_context;
 pub use self::selector::{CHANGES_MAX, RowSelection, Selector};
 use crate::ModelError;
 use crate::arch::{Architecture, Attention, Experts, FeedForward, Mixer, NormLayout};
@@ -668,35 +670,4 @@ pub trait Backend: Send {
     /// # Errors
     /// Returns an error if values are not finite or the device fails.
     fn end(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
-}
-
-/// Returns the largest context below `context` for which `fits` returns true. `fits` must be monotonic: a context smaller
-/// than one that fits also fits.
-pub fn largest_context(context: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
-    // `largest` is 0 or fits; `beyond` does not fit.
-    let (mut largest, mut beyond) = (0, context);
-    while beyond > largest + 1 {
-        let middle = largest.midpoint(beyond);
-        if fits(middle) {
-            largest = middle;
-        } else {
-            beyond = middle;
-        }
-    }
-    (largest > 0).then_some(largest)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_largest_context_is_found() {
-        for context in [1, 2, 3, 100, 131_072] {
-            for most in [0, 1, 2, 57, 99, 131_071].into_iter().filter(|most| *most < context) {
-                let expected = (most > 0).then_some(most);
-                assert_eq!(largest_context(context, |tried| tried <= most), expected, "{context}");
-            }
-        }
-    }
 }

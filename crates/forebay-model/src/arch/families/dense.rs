@@ -2,10 +2,11 @@
 
 use forebay_compute::{GateFunction, Gating};
 
-use super::super::architecture::{NormLayout, OutputGate, QkNorm};
+use super::super::architecture::{OutputGate, QkNorm};
 use super::super::family::{
     Attention, Ends, Factors, Family, FeedForward, Files, Layers, Rotation, WindowTheta, Windows,
 };
+use super::super::shapes::NormLayout;
 
 /// Llama's parts, with pairs of neighbours that rotate together in GGUF files.
 const LLAMA: Family = Family {

@@ -2,12 +2,13 @@
 
 use forebay_compute::{GateFunction, Gating, Scoring};
 
-use super::super::architecture::{NormLayout, OutputGate, QkNorm};
+use super::super::architecture::{OutputGate, QkNorm};
 use super::super::family::{
     Attention, Ends, Family, FeedForward, Files, Indexers, Layers, OwnNames, Rotation, WindowTheta,
     Windows,
 };
 use super::super::mtp_shape::MtpForm;
+use super::super::shapes::NormLayout;
 use super::super::unrotated::Unrotated;
 
 const HUNYUAN: Family = Family {

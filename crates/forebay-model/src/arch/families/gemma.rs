@@ -2,12 +2,12 @@
 
 use forebay_compute::Gating;
 
-use super::super::architecture::{NormLayout, QkNorm};
+use super::super::architecture::QkNorm;
 use super::super::family::{
     Attention, Ends, Family, FeedForward, Files, Layers, OwnNames, Rotation, SparseLayers,
     WindowTheta, Windows,
 };
-use super::super::shapes::StreamForm;
+use super::super::shapes::{NormLayout, StreamForm};
 
 /// Common properties of all Gemma models.
 const GEMMA: Family = Family {

@@ -2,11 +2,12 @@
 
 use forebay_compute::{Gating, RopeLayout, Scoring};
 
-use super::super::architecture::{NormLayout, QkNorm};
+use super::super::architecture::QkNorm;
 use super::super::family::{
     Attention, Ends, Factors, Family, FeedForward, Files, Layers, OwnNames, Recurrence, Rotation,
 };
 use super::super::recurrent::StateRule;
+use super::super::shapes::NormLayout;
 
 const LFM2: Family = Family {
     files: Files { names: LFM2_NAMES, ..Files::BASE },

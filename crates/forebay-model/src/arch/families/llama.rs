@@ -2,10 +2,11 @@
 
 use forebay_compute::{Gating, RopeLayout, Scoring};
 
-use super::super::architecture::{NormLayout, QkNorm};
+use super::super::architecture::QkNorm;
 use super::super::family::{
     Attention, Ends, Factors, Family, FeedForward, Files, Layers, Rotation, WindowTheta, Windows,
 };
+use super::super::shapes::NormLayout;
 use super::super::unrotated::Unrotated;
 
 /// Common properties of Granite models with attention only.

@@ -2,12 +2,12 @@
 
 use forebay_compute::{Gating, RopeLayout};
 
-use super::super::architecture::{NormLayout, QkNorm};
+use super::super::architecture::QkNorm;
 use super::super::family::{
     Attention, Ends, Factors, Family, FeedForward, Files, Layers, OwnNames, Rotation, WindowTheta,
     Windows,
 };
-use super::super::shapes::ExpertInput;
+use super::super::shapes::{ExpertInput, NormLayout};
 use super::super::unrotated::Unrotated;
 
 /// Files may hold gate and up of all experts as one stack.

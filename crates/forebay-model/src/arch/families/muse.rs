@@ -2,11 +2,11 @@
 
 use forebay_compute::{GateFunction, RopeLayout, Scoring};
 
-use super::super::architecture::{EmbeddingNorm, NormLayout, OutputGate, QkNorm};
+use super::super::architecture::{EmbeddingNorm, OutputGate, QkNorm};
 use super::super::family::{
     Attention, Ends, Factors, Family, FeedForward, Files, Layers, OwnNames, Rotation, Windows,
 };
-use super::super::shapes::LatentNorm;
+use super::super::shapes::{LatentNorm, NormLayout};
 use super::super::unrotated::{Bases, Unrotated};
 
 /// Base of the rotation, and number of layers from one without a window to the next.

@@ -1,12 +1,12 @@
 //! The Qwen models.
 
-use super::super::architecture::{NormLayout, OutputGate, QkNorm};
+use super::super::architecture::{OutputGate, QkNorm};
 use super::super::family::{
     Attention, Family, FeedForward, Files, Indexers, Layers, OwnNames, Recurrence,
 };
 use super::super::mtp_shape::MtpForm;
 use super::super::recurrent::{HeadOrder, StateRule};
-use super::super::shapes::StreamForm;
+use super::super::shapes::{NormLayout, StreamForm};
 
 /// Common properties of models with gated DeltaNet layers.
 const QWEN_NEXT: Family = Family {

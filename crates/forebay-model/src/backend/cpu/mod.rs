@@ -2,6 +2,7 @@
 
 mod attention;
 mod backend;
+mod branch;
 mod cache_layers;
 mod convolutions;
 mod convolved;

@@ -2,10 +2,7 @@
 
 use forebay_compute::{Activations, Cpu, STREAMS_MAX, StreamPrediction, StreamShape};
 
-use super::backend::CpuBackend;
-use super::products::{RowsByKind, both_kinds, multiply, norm_in_place};
-use super::streams::resident;
-use crate::ModelError;
+use super::products::{RowsByKind, both_kinds, resident};
 use crate::arch::Architecture;
 use crate::backend::{NextBlock, Step};
 use crate::weights::{LayerWeights, PredictedWeights, ResidentMatrix};
@@ -16,12 +13,12 @@ pub struct PredictedScratch {
     /// `[rows, hidden]`.
     active: Vec<f32>,
     /// Output of the branch `[rows, hidden]`, and its low-rank projection `[rows, rank]`.
-    branch: Vec<f32>,
-    low: Vec<f32>,
+    pub(super) branch: Vec<f32>,
+    pub(super) low: Vec<f32>,
     /// One stream of every row `[rows, hidden]`, and all streams behind the last layer `[rows, streams, hidden]`.
     row: Vec<f32>,
     wide: Vec<f32>,
-    input: Activations,
+    pub(super) input: Activations,
 }
 
 impl PredictedScratch {
@@ -174,29 +171,5 @@ fn prediction<'a>(
         router: &weights.router,
         coefficients,
         epsilon: architecture.norm_epsilon,
-    }
-}
-
-impl CpuBackend {
-    /// Computes the low-rank branch from attention's normed input.
-    pub(super) fn project_branch(
-        &mut self,
-        step: &Step<'_>,
-        weights: &PredictedWeights,
-    ) -> Result<(), ModelError> {
-        let CpuBackend { cpu, residency, lease, scratch, .. } = self;
-        let lease = lease.as_ref().expect("the layer was entered");
-        let (count, hidden) = (step.count, step.architecture.hidden);
-        let normed = &scratch.normed[..count * hidden];
-        let (rank, rows) = (weights.left.rows, scratch.rows.of(step));
-        let PredictedScratch { branch, low, input, .. } = &mut scratch.predicted;
-        let (branch, low) = (&mut branch[..count * hidden], &mut low[..count * rank]);
-        input.prepare(cpu, normed, count, hidden, &[weights.left.ty]);
-        multiply(cpu, residency, lease, &weights.left, input, rows, low)?;
-        input.prepare(cpu, low, count, rank, &[weights.right.ty]);
-        multiply(cpu, residency, lease, &weights.right, input, rows, branch)?;
-        norm_in_place(cpu, branch, Some(&weights.branch_norm), step.architecture.norm_epsilon);
-        cpu.add_assign(branch, normed);
-        Ok(())
     }
 }

@@ -1,11 +1,12 @@
 //! Products of leased matrices, and operations on their rows.
 
 use forebay_compute::{Activations, Cpu, MatmulJob, Matrix, NormForm, RowKind};
+use forebay_format::TensorType;
 use forebay_stream::{Lease, Residency};
 
 use crate::ModelError;
 use crate::backend::Step;
-use crate::weights::PartMatrix;
+use crate::weights::{PartMatrix, ResidentMatrix};
 
 /// Returns part `part` of a leased block as a matrix.
 pub(in crate::backend) fn matrix<'lease>(
@@ -96,6 +97,11 @@ pub(super) fn norm_or_copy(
         Some(weight) => cpu.norm(form, x, weight, epsilon, out),
         None => out.copy_from_slice(x),
     }
+}
+
+/// Returns a resident matrix for products.
+pub(super) fn resident(of: &ResidentMatrix) -> Matrix<'_> {
+    Matrix { ty: TensorType::F32, rows: of.rows, cols: of.cols, data: &of.data }
 }
 
 /// The numbers 0, 1, 2 ... of the rows of a pass.

@@ -1,14 +1,15 @@
 //! Residual streams beside each other: inputs of blocks, and sums with their outputs.
 
 use forebay_compute::{Activations, Cpu, Matrix};
-use forebay_format::TensorType;
 use forebay_stream::{Lease, Residency};
 
 use super::predicted::PredictedScratch;
-use super::products::{RowNumbers, RowsByKind, both_kinds, matrix, norm_in_place, norm_or_copy};
+use super::products::{
+    RowNumbers, RowsByKind, both_kinds, matrix, norm_in_place, norm_or_copy, resident,
+};
 use crate::arch::Architecture;
 use crate::backend::Step;
-use crate::weights::{PartMatrix, ResidentMatrix, StreamWeights};
+use crate::weights::{PartMatrix, StreamWeights};
 
 /// Buffers for the streams of the rows of a pass. All are empty for models with one stream.
 pub struct StreamScratch {
@@ -169,11 +170,6 @@ impl BlockInput<'_> {
         scratch.collapse(cpu, weights, |part| matrix(residency, lease, part), x, of, out);
         norm_in_place(cpu, out, self.norm, epsilon);
     }
-}
-
-/// Returns a resident matrix for products.
-pub(super) fn resident(of: &ResidentMatrix) -> Matrix<'_> {
-    Matrix { ty: TensorType::F32, rows: of.rows, cols: of.cols, data: &of.data }
 }
 
 /// The residual stream of all rows, and buffers of both kinds of streams.

@@ -9,7 +9,7 @@ use forebay_stream::{Block, MemoryPlan};
 
 use super::delta_shape::PRODUCTS_MAX;
 use super::exchange_layout::ExchangeLayout;
-use super::experts::{has_own_input, router_rows};
+use super::expert_inputs::{has_own_input, router_rows};
 use super::indexer_layout::IndexerLayout;
 use super::kv_size::KvSize;
 use super::ngram_layout::NGramLayout;

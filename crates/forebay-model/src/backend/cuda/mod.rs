@@ -19,6 +19,7 @@ mod ending;
 mod exchange;
 mod exchange_layout;
 mod expert_cache;
+mod expert_inputs;
 mod experts;
 mod graphs;
 mod in_lanes;
