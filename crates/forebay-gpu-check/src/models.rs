@@ -504,6 +504,7 @@ fn check_fast(model: &Model, ordinal: usize) -> Result<Outcome> {
         let on_cpu = of_small(&mut small_on_cpu)?;
         rounded.max_abs = rounded.max_abs.max(1.5 * on_cpu.max_abs);
         rounded.kl = rounded.kl.max(1.5 * rounded.divergence(&on_cpu));
+        rounded.gap = rounded.gap.max(1.5 * on_cpu.worst_miss());
         let distance = of_small(&mut small_cache)?;
         worst = worst.worse(rounded.judge(&format!("{which} with a q8_0 cache"), &distance));
         if which == "short" {
