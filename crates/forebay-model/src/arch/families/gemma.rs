@@ -41,6 +41,7 @@ pub(super) const FAMILIES: &[Family] = &[
         rotation: Rotation { of_windows: Some(WindowTheta::Of(10_000.0)), ..GEMMA.rotation },
         ..GEMMA
     },
+    // The first Gemma has no norms behind blocks.
     Family {
         name: "gemma",
         files: Files { gguf: &["gemma"], huggingface: &["gemma"], names: &[], ..GEMMA.files },
@@ -84,13 +85,6 @@ pub(super) const FAMILIES: &[Family] = &[
             ..GEMMA.feed_forward
         },
         layers: Layers { scales: true, ..GEMMA.layers },
-        ..GEMMA
-    },
-    // The first Gemma has no norms behind blocks.
-    Family {
-        name: "gemma",
-        files: Files { gguf: &["gemma"], huggingface: &["gemma"], names: &[], ..GEMMA.files },
-        layers: Layers::BASE,
         ..GEMMA
     },
     Family {

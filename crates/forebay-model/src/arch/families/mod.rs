@@ -159,7 +159,7 @@ mod tests {
         assert!(is_from_gguf_only(&gguf, "new_model") && !is_from_folders_only(&gguf, "newmodel"));
         let error = unknown_huggingface("nemotron_h").to_string();
         assert!(error.contains("from GGUF files only"), "{error}");
-        let error = unknown_gguf("gemma3n").to_string();
+        let error = unknown_gguf("vaultgemma").to_string();
         assert!(error.contains("there is no reference"), "{error}");
         for error in [unknown_gguf("new_model"), unknown_huggingface("new_model")] {
             assert!(error.to_string().contains("'new_model' is not supported"), "{error}");
