@@ -4,11 +4,10 @@ use anyhow::Result;
 use forebay_compute::StreamShape;
 use forebay_cuda::{DevicePtr, FiniteFlag, STREAMS, StreamPrediction, StreamRows};
 
+use super::streams::{SHAPES, compare, first_is_reported};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
 
-/// Numbers of rows, and widths.
-const SHAPES: [(usize, usize); 4] = [(1, 4), (3, 64), (9, 1028), (2, 7168)];
 const EPSILON: f32 = 1e-6;
 
 pub fn checks() -> Vec<Check> {
@@ -17,12 +16,6 @@ pub fn checks() -> Vec<Check> {
         Check::new("streams: predicted values that are not finite", not_finite),
         Check::new("sparse activations", cut),
     ]
-}
-
-/// Compares numbers of which some are sums that may cancel.
-fn compare(found: &[f32], expected: &[f32], limit: f64) -> Outcome {
-    let expected: Vec<f64> = expected.iter().map(|value| f64::from(*value)).collect();
-    Outcome::of(found, &expected, |i| expected[i].abs().max(1.0), limit)
 }
 
 /// The numbers of a check.
@@ -137,23 +130,10 @@ fn predicted(context: &Context) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Checks that the first row with a value that is not finite is reported, wherever the value is.
 fn not_finite(context: &Context) -> Result<Outcome> {
-    let gpu = &context.gpu;
-    let mut outcome = Outcome::same::<f32>(&[], &[]);
-    let (rows, width) = (9, 1028);
-    for (row, at, value) in [(8, 0, f32::NAN), (0, 1027, f32::INFINITY), (5, 4111, f32::NAN)] {
-        let mut x = vec![1.0_f32; rows * STREAMS * width];
-        x[row * STREAMS * width + at] = value;
-        let (x, added) = (context.upload(&x)?, context.upload(&vec![0.5_f32; rows * width])?);
-        let flag = context.upload(&[u32::MAX])?;
-        let device = StreamRows { x: x.ptr(), rows, width };
-        let report = FiniteFlag { flag: flag.ptr(), first_tag: 100 };
-        gpu.add_to_other_streams(&device, added.ptr(), report)?;
-        let found = gpu.download::<u32>(flag.ptr(), 1)?;
-        outcome = outcome.worse(Outcome::same(&found, &[100 + row as u32]));
-    }
-    Ok(outcome)
+    first_is_reported(context, |device, added, report| {
+        Ok(context.gpu.add_to_other_streams(device, added, report)?)
+    })
 }
 
 fn cut(context: &Context) -> Result<Outcome> {

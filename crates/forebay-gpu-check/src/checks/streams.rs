@@ -3,15 +3,15 @@
 use anyhow::Result;
 use forebay_compute::StreamShape;
 use forebay_cuda::{
-    Added, BankRows, ExpertOutputs, FiniteFlag, STREAMS, StreamCoefficients, StreamFactors,
-    StreamMixing, StreamRows,
+    Added, BankRows, DevicePtr, ExpertOutputs, FiniteFlag, STREAMS, StreamCoefficients,
+    StreamFactors, StreamMixing, StreamRows,
 };
 
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
 
 /// Numbers of rows, and widths.
-const SHAPES: [(usize, usize); 4] = [(1, 4), (3, 64), (9, 1028), (2, 7168)];
+pub(super) const SHAPES: [(usize, usize); 4] = [(1, 4), (3, 64), (9, 1028), (2, 7168)];
 
 pub fn checks() -> Vec<Check> {
     vec![
@@ -28,7 +28,7 @@ fn wide(values: &[f32]) -> Vec<f64> {
 }
 
 /// Compares numbers of which some are sums that may cancel.
-fn compare(found: &[f32], expected: &[f32], limit: f64) -> Outcome {
+pub(super) fn compare(found: &[f32], expected: &[f32], limit: f64) -> Outcome {
     let expected = wide(expected);
     Outcome::of(found, &expected, |i| expected[i].abs().max(1.0), limit)
 }
@@ -298,22 +298,31 @@ fn experts(context: &Context) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Checks that the first row with a value that is not finite is reported, wherever the value is.
 fn not_finite(context: &Context) -> Result<Outcome> {
-    let gpu = &context.gpu;
+    first_is_reported(context, |device, added, report| {
+        let factors = context.upload(&vec![1.0_f32; device.rows * STREAMS])?;
+        let of = StreamCoefficients::Gated(factors.ptr());
+        context.gpu.add_to_streams(device, Added::Rows(added), of, Some(report))?;
+        // The factors must live until the kernel has run.
+        Ok(context.gpu.synchronize()?)
+    })
+}
+
+/// Checks that `add`, which adds rows to streams, reports the first row with a value that is not finite, wherever the value is.
+pub(super) fn first_is_reported(
+    context: &Context,
+    add: impl Fn(&StreamRows, DevicePtr<f32>, FiniteFlag) -> Result<()>,
+) -> Result<Outcome> {
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     let (rows, width) = (9, 1028);
     for (row, at, value) in [(8, 0, f32::NAN), (0, 1027, f32::INFINITY), (5, 4111, f32::NAN)] {
         let mut x = vec![1.0_f32; rows * STREAMS * width];
         x[row * STREAMS * width + at] = value;
         let (x, added) = (context.upload(&x)?, context.upload(&vec![0.5_f32; rows * width])?);
-        let factors = context.upload(&vec![1.0_f32; rows * STREAMS])?;
         let flag = context.upload(&[u32::MAX])?;
         let device = StreamRows { x: x.ptr(), rows, width };
-        let of = StreamCoefficients::Gated(factors.ptr());
-        let report = FiniteFlag { flag: flag.ptr(), first_tag: 100 };
-        gpu.add_to_streams(&device, Added::Rows(added.ptr()), of, Some(report))?;
-        let found = gpu.download::<u32>(flag.ptr(), 1)?;
+        add(&device, added.ptr(), FiniteFlag { flag: flag.ptr(), first_tag: 100 })?;
+        let found = context.gpu.download::<u32>(flag.ptr(), 1)?;
         outcome = outcome.worse(Outcome::same(&found, &[100 + row as u32]));
     }
     Ok(outcome)
