@@ -49,10 +49,27 @@ struct Listed {
     __device__ inline const KvBlock<KvType> &values_of(int j) const { return values[j]; }
 };
 
+// Biases of scores by the distance of the key (Inkling): what the row's head takes of each profile [rank], and profiles
+// [rank, extent], from the farthest distance to the token itself. Keys farther away have no bias. The biases are those before
+// the factor of scores.
+struct Relative {
+    const float *mixes, *profiles;
+    int rank, extent, own;
+
+    // Returns the lane's share of the bias of a key.
+    __device__ inline float share(int lane, int position) const {
+        const int back = own - position;
+        float sum = 0.0f;
+        if (back >= 0 && back < extent)
+            for (int r = lane; r < rank; r += 32) sum += mixes[r] * profiles[(size_t)r * extent + extent - 1 - back];
+        return sum;
+    }
+};
+
 // Adds the tile of positions from `first` on. Positions outside `seen` get no weight.
 template <int N, class Rows>
 __device__ inline void tile(Running<N> &running, const float (&q)[N], const Rows &rows, const AttentionShape &shape,
-                            int first, Span seen) {
+                            int first, Span seen, const Relative &relative) {
     const int lane = threadIdx.x & 31;
     float scores[TILE];
 #pragma unroll
@@ -63,6 +80,7 @@ __device__ inline void tile(Running<N> &running, const float (&q)[N], const Rows
 #pragma unroll
         for (int n = 0; n < N; n++)
             if (lane + 32 * n < shape.dim_k) dot += q[n] * kv_element<KvType>(keys, row, lane + 32 * n);
+        if (relative.mixes) dot += relative.share(lane, first + j);
         scores[j] = dot;
     }
     float largest = running.largest;
@@ -95,7 +113,7 @@ __device__ inline void tile(Running<N> &running, const float (&q)[N], const Rows
 template <int N>
 __device__ inline void attention(const float *q, const KvLayer &cache, const float *sinks, float *out, float *memory,
                                  u32 *tickets, int limit, const AttentionShape &shape, const u32 *lists, int lists_of_row,
-                                 const Pools &pools) {
+                                 const Pools &pools, Relative relative) {
     __shared__ float warp_values[WARPS][32 * N];
     __shared__ float warp_largest[WARPS], warp_sums[WARPS], factors[SPLITS_MAX];
     __shared__ float inverse;
@@ -123,13 +141,15 @@ __device__ inline void attention(const float *q, const KvLayer &cache, const flo
         queries[n] = i < shape.dim_k ? q[(size_t)unit * shape.dim_k + i] : 0.0f;
         running.values[n] = 0.0f;
     }
+    relative.own = position;
+    if (relative.mixes) relative.mixes += (size_t)unit * relative.rank;
     const Span seen{max(span.from, first_visible(position, shape.window)), span.to};
     if (lists) {
         const size_t number = (size_t)token * lists_of_row + (lists_of_row > 1 ? kv_head_index : 0);
         const u32 *const list = lists + number * pools.most;
         for (int first = span.from + warp * TILE; first < span.to; first += STEP)
             tile<N>(running, queries, Listed(keys, values, table, list, pools, own, first, seen), shape, first,
-                    seen);
+                    seen, relative);
     } else {
         const int last_block = (span.to - 1) / KV_BLOCK;
         u32 next = table[span.from / KV_BLOCK];
@@ -137,7 +157,7 @@ __device__ inline void attention(const float *q, const KvLayer &cache, const flo
             const u32 block = next;
             next = table[min(first / KV_BLOCK + 1, last_block)];
             const Neighbours rows{keys.block(block), values.block(block), first, seen};
-            tile<N>(running, queries, rows, shape, first, seen);
+            tile<N>(running, queries, rows, shape, first, seen, relative);
         }
     }
 #pragma unroll
@@ -194,15 +214,17 @@ __device__ inline void attention(const float *q, const KvLayer &cache, const flo
 // Grid (largest number of splits of a token, heads, tokens). q [tokens, heads, dim_k], out [tokens, heads, dim_v]. The
 // tokens may belong to different sequences. A token has up to `limit` splits (`splits_of`). If that is more than one,
 // `memory` is that of Parts for one column and `limit` splits, with stride `dim_v` rounded up to 4. `lists` [tokens, lists of a
-// row, most] has the pools that each token sees, if it is not null.
+// row, most] has the pools that each token sees, if it is not null. `mixes` [tokens, heads, rank] and `profiles` [rank, extent]
+// give biases by distance, if they are not null.
 #define ATTENTION_GENERAL(NAME, N)                                                                              \
     extern "C" __global__ void __launch_bounds__(WARPS * 32)                                                    \
         NAME(const float *q, KV_PARAMETERS, const float *sinks, float *out, float *memory, u32 *tickets,        \
              int limit, int heads, int kv_heads, int dim_k, int dim_v, int context, int window, float scale,    \
-             float softcap, const u32 *lists, int lists_of_row, POOL_PARAMETERS) {                              \
+             float softcap, const u32 *lists, int lists_of_row, POOL_PARAMETERS, const float *mixes,            \
+             const float *profiles, int rank, int extent) {                                                     \
         const AttentionShape shape{heads, kv_heads, dim_k, dim_v, context, window, scale, softcap};             \
         attention<N>(q, KvLayer{KV_ARGUMENTS}, sinks, out, memory, tickets, limit, shape, lists, lists_of_row,  \
-                     POOLS);                                                                                    \
+                     POOLS, Relative{mixes, profiles, rank, extent, 0});                                        \
     }
 
 ATTENTION_GENERAL(attention_general_128, 4)

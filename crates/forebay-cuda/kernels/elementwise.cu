@@ -29,11 +29,13 @@ extern "C" __global__ void __launch_bounds__(256) add_scaled(float *x, const flo
     if (i < count) x[i] = __fadd_rn(x[i], __fmul_rn(factor, y[i]));
 }
 
-enum Activation { SQUARED_RELU_ALONE = 0, GELU_ALONE = 1, GELU_TANH_ALONE = 2 };
+enum Activation { SQUARED_RELU_ALONE = 0, GELU_ALONE = 1, GELU_TANH_ALONE = 2, XIELU_ALONE = 3 };
 
-// x [rows, width] = activation(x + bias), without a gate; `bias` [width] may be null. The grid's second dimension counts rows.
+// x [rows, width] = activation(x + bias), without a gate; `bias` [width] may be null. The grid's second dimension counts rows. The
+// last four numbers are those of xIELU. Its comparisons propagate NaN.
 extern "C" __global__ void __launch_bounds__(256)
-    activate_rows(float *x, const float *bias, int width, int rows, int activation) {
+    activate_rows(float *x, const float *bias, int width, int rows, int activation, float positive, float negative, float slope,
+                  float floor) {
     wait_for_previous();
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= width) return;
@@ -45,7 +47,11 @@ extern "C" __global__ void __launch_bounds__(256)
             y = 0.5f * v * erfcf(v * -0.70710678f);
         else if (activation == GELU_TANH_ALONE)
             y = gated(GELU_TANH, v, 1.0f, 0.0f, 0.0f);
-        else
+        else if (activation == XIELU_ALONE) {
+            const float low = v > floor ? floor : v;
+            const float bent = v > 0.0f ? __fmul_rn(__fmul_rn(v, v), positive) : __fmul_rn(__fsub_rn(expm1f(low), v), negative);
+            y = __fmaf_rn(v, slope, bent);
+        } else
             y = gated(SQUARED_RELU, v, v, 0.0f, 0.0f);
         x[row * width + i] = y;
     }

@@ -63,12 +63,13 @@ static constexpr float NEAR_LOGITS = 0.02f;
 // - ids and weights [tokens, k]: the chosen experts, best first, or in the order of the table.
 // - flag: receives the smallest token that has a logit which is not finite.
 // - groups: 0 if experts are not grouped.
+// - always: number of experts, the last ones, that every token uses. They take the last places.
 #define ROUTER_PARAMETERS                                                                                      \
     const float *logit_bias, const float *bias, const float *expert_scales, const u32 *table, const u32 *numbers,   \
-        u32 *ids, float *weights, u32 *flag, int tokens, int experts, int k, int scoring, int renormalise, float factor, int groups, int groups_kept, int experts_scored
+        u32 *ids, float *weights, u32 *flag, int tokens, int experts, int k, int scoring, int renormalise, float factor, int groups, int groups_kept, int experts_scored, int always
 #define ROUTER_ARGUMENTS                                                                                       \
     logit_bias, bias, expert_scales, table, numbers, ids, weights, flag, tokens, experts, k, scoring, renormalise, factor, groups,            \
-        groups_kept, experts_scored
+        groups_kept, experts_scored, always
 
 // Chooses the experts of one token with one warp. A lane owns N experts: lane, lane + 32, ... `scores` [2][experts] is
 // shared memory of the warp.
@@ -123,7 +124,7 @@ __device__ inline void choose_experts(int token, const float *logits, float *sco
             if (scoring == SIGMOID_OF_CHOSEN) x[n] = 1.0f / (1.0f + (float)exp((double)-x[n]));
             scores[expert] = x[n];
             choices[expert] = choice;
-            keys[n] = ordered(choice);
+            keys[n] = expert < experts - always ? ordered(choice) : 0;
         }
     }
     __syncwarp();
@@ -152,7 +153,8 @@ __device__ inline void choose_experts(int token, const float *logits, float *sco
                     key = keys[n];
                     index = lane + 32 * n;
                 }
-            const u32 best = best_of_warp(key, index);
+            u32 best = best_of_warp(key, index);
+            if (slot >= k - always) best = (u32)(experts - k + slot);
             float own = scores[best];
             if (scoring == SPARSE_MIXER) {
                 float part = 0.0f;

@@ -55,13 +55,13 @@ extern "C" __global__ void __launch_bounds__(256) take_factors(const float *x, f
     for (int i = threadIdx.x; i < width; i += blockDim.x) out[row * width + i] = x[row * width + i] * factor;
 }
 
-// x [rows, width] *= 1 + rate * log(1 + floor((position + first) / step)), where `positions` are those of the rows. A block
-// computes a row.
+// x [rows, width] *= 1 + rate * log(1 + floor(ratio)), where the ratio is (position + first) / step and `positions` are those of the
+// rows. With `by_ratio`, the factor is 1 + rate * log(max(ratio, 1)). A block computes a row.
 extern "C" __global__ void __launch_bounds__(256)
-    temper_rows(float *x, const int *positions, float rate, float step, int first, int width) {
+    temper_rows(float *x, const int *positions, float rate, float step, int first, int by_ratio, int width) {
     wait_for_previous();
     const size_t row = blockIdx.x;
-    const float steps = floorf(__fdiv_rn((float)(positions[row] + first), step));
-    const float factor = __fmaf_rn(log1pf(steps), rate, 1.0f);
+    const float ratio = __fdiv_rn(__fadd_rn((float)positions[row], (float)first), step);
+    const float factor = __fmaf_rn(by_ratio ? logf(fmaxf(ratio, 1.0f)) : log1pf(floorf(ratio)), rate, 1.0f);
     for (int i = threadIdx.x; i < width; i += blockDim.x) x[row * width + i] *= factor;
 }

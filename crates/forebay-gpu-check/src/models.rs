@@ -74,7 +74,7 @@ struct Model {
 
 /// Fixtures for which the GPU has no kernels: one has two residual streams, where published models have four, and the others have
 /// parts that only the CPU computes.
-const CPU_ONLY: &[&str] = &["gguf/qwen4_exp_k", "models/muse_spark", "models/inkling"];
+const CPU_ONLY: &[&str] = &["gguf/qwen4_exp_k"];
 
 /// Returns the checks of every fixture model under `fixtures`, on GPU `ordinal`.
 ///
@@ -522,8 +522,6 @@ fn check_fast(model: &Model, ordinal: usize) -> Result<Outcome> {
     Ok(worst)
 }
 
-/// Loads the model in every way: from the page cache, with direct I/O, with threads, and from a pack, which has another
-/// layout and checksums. The logits must be bit-identical.
 /// Checks that a model is refused in words before anything is computed.
 fn check_refused(model: &Model, ordinal: usize) -> Result<Outcome> {
     let device = DeviceChoice::Cuda(ordinal);
@@ -537,6 +535,8 @@ fn check_refused(model: &Model, ordinal: usize) -> Result<Outcome> {
     }
 }
 
+/// Loads the model in every way: from the page cache, with direct I/O, with threads, and from a pack, which has another
+/// layout and checksums. The logits must be bit-identical.
 fn check_load(model: &Model, ordinal: usize) -> Result<Outcome> {
     let folder = tempfile::tempdir()?;
     let pack = folder.path().join("model.fbay");

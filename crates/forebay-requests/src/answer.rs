@@ -43,6 +43,8 @@ pub struct About {
     pub function_form: bool,
     /// True if the probabilities of the prompt's tokens are reported by themselves.
     pub reports_prompt: bool,
+    /// True if the probabilities of the answer's tokens are reported.
+    pub reports_tokens: bool,
 }
 
 impl Choice {
@@ -91,7 +93,7 @@ pub fn whole(endpoint: Endpoint, identity: &Identity<'_>, choices: &[Choice]) ->
                 Endpoint::Chat => json!({
                     "index": index,
                     "message": message(identity.unique, index, choice),
-                    "logprobs": chat_logprobs(&choice.tokens),
+                    "logprobs": choice.about.reports_tokens.then(|| chat_logprobs(&choice.tokens)),
                     "finish_reason": finish_reason(choice),
                 }),
             };
@@ -122,7 +124,7 @@ fn completion(index: usize, choice: &Choice) -> Value {
     json!({
         "index": index,
         "text": format!("{echo}{}", choice.message.content),
-        "logprobs": completion_logprobs(&tokens, 0),
+        "logprobs": choice.about.reports_tokens.then(|| completion_logprobs(&tokens, 0)),
         "finish_reason": finish_reason(choice),
     })
 }
@@ -216,11 +218,8 @@ pub fn usage(choices: &[Choice]) -> Value {
     })
 }
 
-/// Returns the probabilities of a chat's tokens, or null if there are none.
+/// Returns the probabilities of a chat's tokens.
 pub fn chat_logprobs(tokens: &[Token]) -> Value {
-    if tokens.is_empty() {
-        return Value::Null;
-    }
     let of = |text: &[u8], logprob: f32| json!({ "token": String::from_utf8_lossy(text), "logprob": finite(logprob), "bytes": text });
     let content: Vec<Value> = tokens
         .iter()
@@ -234,11 +233,8 @@ pub fn chat_logprobs(tokens: &[Token]) -> Value {
     json!({ "content": content, "refusal": null })
 }
 
-/// Returns the probabilities of a completion's tokens, whose text begins at `offset`, or null if there are none.
+/// Returns the probabilities of a completion's tokens, whose text begins at `offset`.
 pub fn completion_logprobs(tokens: &[Token], offset: usize) -> Value {
-    if tokens.is_empty() {
-        return Value::Null;
-    }
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let mut at = offset;
     let mut offsets = Vec::new();

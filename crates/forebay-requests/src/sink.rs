@@ -138,6 +138,7 @@ pub fn sink(
         prompt: prepared.prompt_of(choice),
         function_form: prepared.function_form,
         reports_prompt: prepared.reports_prompt,
+        reports_tokens: prepared.request.logprobs.is_some(),
         echo,
     };
     let mut answer = Answer { choice, stream: Some(stream), tokenizer, about, ids, send };

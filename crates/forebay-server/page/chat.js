@@ -60,7 +60,7 @@ class Conversation {
     await this.showList();
   }
 
-  /** Does something with the store. If that fails, the chat goes on in this page, and its user is told. */
+  /** Does something with the store. If that fails, the chat continues in this page, and its user is told. */
   async tried(work) {
     try {
       return await work();
@@ -217,7 +217,7 @@ class Conversation {
     await this.answer(this.chat, this.messages, text);
   }
 
-  /** Adds a question, unless the last message is one, and its answer behind the messages `before` it, and receives the answer. */
+  /** Adds a question, unless the last message is one, and its answer after the messages `before` it, and receives the answer. */
   async answer(chat, before, text = null) {
     const model = get("model").value;
     const message = newMessage(chat.id, "assistant", "", { model, state: "answering", owner: PAGE });
@@ -298,7 +298,7 @@ class Conversation {
     await this.open(chat.id);
   }
 
-  /** Lets the model go on with an answer that was cut. */
+  /** Lets the model continue an answer that was cut. */
   async goOn(message) {
     if (this.busy()) return;
     const before = this.messages.slice(0, this.messages.indexOf(message)).concat({ ...message });

@@ -202,7 +202,7 @@ class Reader {
         this.push({ kind: "quote", kids: [] });
         this.quoteMark();
       } else if (this.item(mark)) {
-        // The line goes on inside of the item.
+        // The line continues inside the item.
       } else {
         return this.startsLeaf(mark, inText);
       }
@@ -270,7 +270,7 @@ class Reader {
     if (this.leaf?.kind === "text" && this.matched === this.open.length && this.open.at(-1).kind !== "list" && (empty || number > 1)) return false;
     const spaces = empty || after - rest > 4 ? 1 : after - rest;
     const width = rest + spaces - this.pos;
-    // The open list goes on if its mark is of the same sort.
+    // The open list continues if its mark is of the same sort.
     const list = this.open[this.matched - 1];
     const goes = list.kind === "list" && list.sort === sort;
     if (list.kind === "list" && !goes) this.matched--;
@@ -530,7 +530,7 @@ function fillText(block, context) {
 }
 
 function fillCode(block) {
-  // Blank lines behind indented code are no part of it.
+  // Blank lines after indented code are no part of it.
   let end = block.lines.length;
   while (!block.fence && end && !block.lines[end - 1].trim()) end--;
   block.code.textContent = block.lines.slice(0, end).join("\n");
@@ -707,7 +707,7 @@ class Scan {
     return at + found[0].length;
   }
 
-  /** Makes a link of an address in the text, without the punctuation behind it. */
+  /** Makes a link of an address in the text, without the punctuation after it. */
   web(at) {
     WEB.lastIndex = at;
     const whole = WEB.exec(this.text)[0];
@@ -791,7 +791,7 @@ class Scan {
     else this.last = token.previous;
   }
 
-  /** Pairs the marks behind one, and forgets them. For each sort of mark, what was searched in vain is not searched again. */
+  /** Pairs the marks after one, and forgets them. For each sort of mark, what was searched in vain is not searched again. */
   pair(bottom) {
     const searched = new Map();
     let closer = this.last;
@@ -818,7 +818,7 @@ class Scan {
     this.last = bottom;
   }
 
-  /** Makes emphasis between two marks. Returns the mark to go on with. */
+  /** Makes emphasis between two marks. Returns the mark to continue with. */
   join(opener, closer) {
     const size = opener.mark === "~" || (opener.left > 1 && closer.left > 1) ? 2 : 1;
     opener.left -= size;

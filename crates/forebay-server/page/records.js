@@ -72,7 +72,7 @@ export function fullMessage(value) {
 }
 
 /**
- * Returns the messages of a request that is to be answered behind `messages`. A question that was refused is left out with its answer, so
+ * Returns the messages of a request that is to be answered after `messages`. A question that was refused is left out with its answer, so
  * that a message that is too long does not stop the chat; only the last question is sent in any case.
  */
 export function sent(messages, system = "") {

@@ -282,7 +282,7 @@ class Tables {
     return this.#read(this.transaction.objectStore("messages").index("chat"), IDBKeyRange.only(chat));
   }
 
-  /** Returns at most `count` records behind a key. */
+  /** Returns at most `count` records after a key. */
   some(table, after, count) {
     return this.#read(this.transaction.objectStore(table), after === undefined ? null : IDBKeyRange.lowerBound(after, true), count);
   }

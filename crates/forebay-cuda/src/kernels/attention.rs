@@ -59,11 +59,24 @@ pub struct Attention {
     /// is then their projection. No two of the rows may belong to the same sequence, because a row would not wait for
     /// the keys of another.
     pub inputs: Option<AttentionInputs>,
+    /// Biases of scores by distance, if the shape says that there are such ([`KvLayerShape::biased`]).
+    pub relative: Option<RelativeBiases>,
     /// The positions that rows see, if the shape says that these are chosen ([`KvLayerShape::chosen`]).
     pub chosen: Option<ChosenKeys>,
     /// Second output that gets `out` converted, if [`converts_outputs`] allows it: rounded for generated tokens, as halves for
     /// prompts.
     pub also: Option<Converted>,
+}
+
+/// Biases of scores by the distance of the key. Keys that are at least `extent` positions away have none.
+#[derive(Clone, Copy)]
+pub struct RelativeBiases {
+    /// What every head of the rows takes of each profile, divided by the factor of scores, `[rows, heads, rank]`.
+    pub mixes: DevicePtr<f32>,
+    /// Profiles `[rank, extent]`, from the farthest distance to the token itself.
+    pub profiles: DevicePtr<f32>,
+    pub rank: usize,
+    pub extent: usize,
 }
 
 /// Returns true if attention of such rows does the work of [`Gpu::attention_inputs`] by itself.
@@ -132,7 +145,7 @@ pub(super) enum Family {
     Prompt,
     /// Rows of DeepSeek's latent space, elements other than f32.
     Latent,
-    /// All other cases, and chosen positions of other rows than latent ones.
+    /// All other cases, chosen positions of other rows than latent ones, and biases by distance.
     General,
 }
 
@@ -141,6 +154,7 @@ impl Family {
         if latent::fits(shape) {
             Family::Latent
         } else if shape.chosen
+            || shape.biased
             || shape.element == KvElement::F32
             || shape.dim_k.max(shape.dim_v) > 256
             || !shape.dim_k.is_multiple_of(2)
@@ -382,6 +396,9 @@ impl Gpu {
         assert!(what.window != Some(0), "a window of 0 sees nothing");
         assert_eq!(what.chosen.is_some(), shape.chosen, "chosen positions of {shape:?}");
         assert!(what.chosen.is_none() || what.window.is_none(), "chosen positions in a window");
+        assert_eq!(what.relative.is_some(), shape.biased, "biases of {shape:?}");
+        let is_plain = what.chosen.is_none() && what.softcap.is_none();
+        assert!(!shape.biased || is_plain, "biases beside chosen positions or a cap");
         let family = Family::on(self, shape, kind);
         let limits = 1..=if kind == RowKind::Prompt { 1 } else { family.split_rule().most };
         assert!(
@@ -441,7 +458,17 @@ impl Gpu {
             .float(what.softcap.unwrap_or(0.0));
         match family {
             Family::Decode => launch = what.pass_fused(launch, shape),
-            Family::General => launch = launch.lists(what.chosen, tokens),
+            Family::General => {
+                launch = launch.lists(what.chosen, tokens);
+                launch = match what.relative {
+                    Some(RelativeBiases { mixes, profiles, rank, extent }) => launch
+                        .ptr(mixes, tokens * heads * rank)
+                        .ptr(profiles, rank * extent)
+                        .int(rank)
+                        .int(extent),
+                    None => launch.null().null().int(0).int(0),
+                };
+            }
             Family::Prompt | Family::Latent => {}
         }
         launch.run(self)?;

@@ -26,6 +26,8 @@ pub enum Gating {
     PlainGelu,
     /// The same, approximated with tanh.
     PlainGeluTanh,
+    /// `positive u^2 + slope u` for positive `u`, and `negative (e^min(u, floor) - 1 - u) + slope u` for others, without a gate.
+    Xielu { positive: f32, negative: f32, slope: f32, floor: f32 },
     /// `limit tanh(g / limit) / (1 + e^-g) * up_limit tanh(u / up_limit)`
     Situ { limit: f32, up_limit: f32 },
 }
@@ -60,12 +62,12 @@ pub struct Gate {
 impl Gating {
     /// Returns true if feed-forwards have a gate matrix beside the up matrix.
     pub fn has_gate(self) -> bool {
-        !matches!(self, Gating::SquaredRelu | Gating::PlainGelu | Gating::PlainGeluTanh)
+        !(self == Gating::SquaredRelu || self.is_alone())
     }
 
     /// Returns true if only [`Gpu::activate_rows`] computes the function, and no kernel beside a product.
     pub fn is_alone(self) -> bool {
-        matches!(self, Gating::PlainGelu | Gating::PlainGeluTanh)
+        matches!(self, Gating::PlainGelu | Gating::PlainGeluTanh | Gating::Xielu { .. })
     }
 
     /// Returns the kernels' number of the function, with alpha and limit.
@@ -83,7 +85,9 @@ impl Gating {
             Gating::SiluClamped { limit } => (5, 1.0, limit),
             // The kernels' alpha is the limit of `u`.
             Gating::Situ { limit, up_limit } => (6, up_limit, limit),
-            Gating::PlainGelu | Gating::PlainGeluTanh => panic!("{self:?} beside a product"),
+            Gating::PlainGelu | Gating::PlainGeluTanh | Gating::Xielu { .. } => {
+                panic!("{self:?} beside a product")
+            }
         }
     }
 }
@@ -104,12 +108,16 @@ impl Gpu {
         width: usize,
         gating: Gating,
     ) -> Result<(), CudaError> {
-        let kind = match gating {
-            Gating::SquaredRelu => 0,
-            Gating::PlainGelu => 1,
-            Gating::PlainGeluTanh => 2,
+        let (kind, numbers) = match gating {
+            Gating::SquaredRelu => (0, [0.0; 4]),
+            Gating::PlainGelu => (1, [0.0; 4]),
+            Gating::PlainGeluTanh => (2, [0.0; 4]),
+            Gating::Xielu { positive, negative, slope, floor } => {
+                (3, [positive, negative, slope, floor])
+            }
             _ => panic!("{gating:?} has a gate"),
         };
+        let [positive, negative, slope, floor] = numbers;
         let grid = (blocks(width), rows.min(GRID_Y_MAX) as u32, 1);
         Launch::new(self.kernel("elementwise", "activate_rows")?, grid, (THREADS as u32, 1, 1))
             .ptr(x, rows * width)
@@ -117,6 +125,10 @@ impl Gpu {
             .int(width)
             .int(rows)
             .int(kind)
+            .float(positive)
+            .float(negative)
+            .float(slope)
+            .float(floor)
             .run(self)
     }
 

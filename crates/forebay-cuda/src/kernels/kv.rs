@@ -42,6 +42,8 @@ pub struct KvLayerShape {
     pub values_in_keys: bool,
     /// True if rows see chosen positions only. Other kernels compute such rows.
     pub chosen: bool,
+    /// True if scores have biases by the distance of the key.
+    pub biased: bool,
     /// Maximum number of positions of a sequence.
     pub context: usize,
     /// Number of positions that a row stands for: 1, or more for compressed entries. A row is in the block of its last position.
@@ -57,8 +59,17 @@ impl KvLayerShape {
         (dim_k, dim_v): (usize, usize),
         context: usize,
     ) -> KvLayerShape {
-        let (values_in_keys, chosen, span) = (false, false, 1);
-        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, chosen, context, span }
+        KvLayerShape {
+            element,
+            kv_heads,
+            dim_k,
+            dim_v,
+            values_in_keys: false,
+            chosen: false,
+            biased: false,
+            context,
+            span: 1,
+        }
     }
 
     /// Returns the number of blocks of a sequence that keeps all of its positions.

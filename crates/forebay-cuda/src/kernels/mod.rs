@@ -8,6 +8,7 @@ mod coded_streams;
 mod columns;
 mod compact;
 mod convert;
+mod convolutions;
 mod delta;
 mod elementwise;
 mod embedding;
@@ -36,7 +37,7 @@ mod top_k;
 mod weights;
 
 pub use attention::{
-    Attention, AttentionScratch, AttentionScratchSize, AttentionSplits, converts_outputs,
+    Attention, AttentionScratch, AttentionScratchSize, AttentionSplits, RelativeBiases, converts_outputs,
     prompt_tiles_max, takes_inputs,
 };
 pub use attention_inputs::{AttentionInputs, HeadInput, Rotation};
@@ -45,6 +46,7 @@ pub use coded_streams::{CodedStream, CodedStreams, GdeflateDecoder};
 pub use columns::Columns;
 pub use compact::compact_workspace_bytes;
 pub use convert::{Matrices, SplitMxfp4};
+pub use convolutions::RowConvolution;
 pub use delta::{
     Delta, DeltaRule, DeltaRuns, DeltaShape, DeltaStates, HeadColumns, NO_STATE, ProductColumns,
 };
@@ -77,7 +79,7 @@ pub use router::{
     RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, RouterScoring, SortedPairs,
     TokenExperts,
 };
-pub use row_gate::HeadGates;
+pub use row_gate::{HeadGates, RowTemperature};
 pub use rows::{CutPrompts, PassRows, PromptRun, PromptTiles, RowKind};
 pub use selective::CompressedParts;
 pub use streams::{STREAMS, StreamCoefficients, StreamFactors, StreamMixing, StreamRows};

@@ -63,6 +63,8 @@ pub struct RouterChoice {
     pub correction_bias: DevicePtr<f32>,
     /// Factors `[experts]` of the weights, applied after `scale`; null if there are none.
     pub expert_scales: DevicePtr<f32>,
+    /// Number of experts, the last ones, that every token uses. They take the last of the `k` places.
+    pub always: usize,
     pub groups: Option<RouterGroups>,
     /// The experts of each row, if the router only weighs them.
     pub by_token: Option<TokenExperts>,
@@ -78,7 +80,9 @@ impl RouterChoice {
         let is_mixer = self.scoring == RouterScoring::SparseMixer;
         let is_plain =
             self.correction_bias.is_null() && self.groups.is_none() && self.by_token.is_none();
+        let is_plain = is_plain && self.always == 0;
         assert!(!is_mixer || is_plain, "a sparse mixer beside other rules of choice");
+        assert!(self.always <= k && (self.always == 0 || self.groups.is_none()), "experts of all");
         if let Some(RouterGroups { n_groups, groups_kept, experts_scored }) = self.groups {
             assert!((1..=LANES).contains(&n_groups) && experts.is_multiple_of(n_groups));
             let size = experts / n_groups;
@@ -200,6 +204,7 @@ impl RouterChoice {
             .int(groups.n_groups)
             .int(groups.groups_kept)
             .int(groups.experts_scored)
+            .int(self.always)
     }
 }
 

@@ -15,6 +15,17 @@ pub struct HeadGates {
     pub stride: usize,
 }
 
+/// Factors of rows that grow with their positions `p`: `1 + rate * ln(1 + floor((p + first) / step))`, or
+/// `1 + rate * ln(max((p + first) / step, 1))`.
+#[derive(Clone, Copy, Debug)]
+pub struct RowTemperature {
+    pub rate: f32,
+    pub step: f32,
+    pub first: u32,
+    /// True for the second form.
+    pub by_ratio: bool,
+}
+
 impl Gpu {
     /// Multiplies every element of `x` `[rows, heads, dim]` by the logistic function of its gate.
     ///
@@ -117,8 +128,7 @@ impl Gpu {
             .run(self)
     }
 
-    /// Multiplies every row of `x` `[rows, width]` by `1 + rate * ln(1 + floor((position + first) / step))`, where `positions`
-    /// `[rows]` are those of the rows.
+    /// Multiplies every row of `x` `[rows, width]` by the factor of its position, where `positions` `[rows]` are those of the rows.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -129,7 +139,7 @@ impl Gpu {
         &self,
         x: DevicePtr<f32>,
         positions: DevicePtr<u32>,
-        (rate, step, first): (f32, f32, u32),
+        of: RowTemperature,
         rows: usize,
         width: usize,
     ) -> Result<(), CudaError> {
@@ -137,9 +147,10 @@ impl Gpu {
         Launch::new(self.kernel("row_gate", "temper_rows")?, grid, (THREADS as u32, 1, 1))
             .ptr(x, rows * width)
             .ptr(positions, rows)
-            .float(rate)
-            .float(step)
-            .int(first as usize)
+            .float(of.rate)
+            .float(of.step)
+            .int(of.first as usize)
+            .int(usize::from(of.by_ratio))
             .int(width)
             .run(self)
     }

@@ -4,7 +4,7 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use forebay_format::FileIndex;
+use forebay_format::{FileIndex, at_least, at_most};
 use forebay_store::{
     CacheMethod, DiskProbe, DiskRate, FileSet, IoKind, Latencies, ProbeLength, StoreError,
     copy_rate,
@@ -161,8 +161,8 @@ impl Subject {
         if file_bytes < SCRATCH_BYTES {
             return Err(EngineError::BadOption {
                 name: "--file",
-                value: format!("a file of {file_bytes} bytes"),
-                expected: format!("it must have at least {SCRATCH_BYTES} to measure a disk with"),
+                value: format!("a file of {}", at_most(file_bytes)),
+                expected: format!("it must have at least {} to measure a disk with", at_least(SCRATCH_BYTES)),
             });
         }
         Ok(Subject { files, file_bytes, file, scratch })

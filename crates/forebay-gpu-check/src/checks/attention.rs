@@ -70,6 +70,10 @@ pub fn checks() -> Vec<Check> {
         let run = move |context: &Context| windows(context, element);
         checks.push(Check::new(format!("attention windows {name}"), run));
     }
+    for (element, name) in FAST.into_iter().chain([(KvElement::F32, "f32")]) {
+        let run = move |context: &Context| biases(context, element);
+        checks.push(Check::new(format!("attention biases by distance {name}"), run));
+    }
     checks.push(Check::new("attention ignores splits", splits));
     checks
 }
@@ -109,6 +113,26 @@ fn check(
         Ok(outcome)
     };
     Check::new(format!("attention {family} {name} {dim_k}/{dim_v}"), run)
+}
+
+/// Checks biases by distance: few profiles and more than a warp has lanes, with distances that end before the context and after it.
+fn biases(context: &Context, element: KvElement) -> Result<Outcome> {
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    let plain = Variation::plain();
+    for (i, &(first, tokens)) in GENERAL.iter().enumerate() {
+        let (groups, dim) = (GROUPS[i % GROUPS.len()], [128, 64, 200][i % 3]);
+        let case = Case::of(element, groups, (dim, dim), kind_of(tokens), (first, tokens));
+        let inputs = case.inputs(context)?;
+        for (variation, profiles) in [
+            (plain, (16, 100)),
+            (plain, (3, 1000)),
+            (Variation::windowed(48, true), (40, 48)),
+            (Variation::windowed(16, false), (16, 5)),
+        ] {
+            outcome = outcome.worse(inputs.check_biases(context, &variation, profiles)?);
+        }
+    }
+    Ok(outcome)
 }
 
 /// Checks values that are a part of their keys: DeepSeek's shapes, and short ones, which other kernels compute.

@@ -213,6 +213,7 @@ impl Case {
             softcap: None,
             sinks: if self.sinks { numbers.sinks.ptr() } else { DevicePtr::null() },
             inputs,
+            relative: None,
             chosen: None,
             also: rounded.map(Converted::Rounded),
         };

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use forebay_cuda::{
     Attention, AttentionScratch, ChosenKeys, Converted, DeviceMemory, DevicePtr, KvElement,
-    KvLayer, KvLayerShape, PassRows, RowKind, converts_outputs,
+    KvLayer, KvLayerShape, PassRows, RelativeBiases, RowKind, converts_outputs,
 };
 
 use super::attention::Variation;
@@ -24,6 +24,7 @@ pub struct Call {
     pub variation: Variation,
     /// Null if there are none.
     pub sinks: DevicePtr<f32>,
+    pub relative: Option<RelativeBiases>,
     pub chosen: Option<ChosenKeys>,
     /// Limit of the number of splits of generated tokens, or `None` for that of the GPU.
     pub limit: Option<usize>,
@@ -57,6 +58,7 @@ pub fn attend(context: &Context, call: &Call, layer: &KvLayer) -> Result<Vec<f32
         softcap: call.variation.softcap,
         sinks: call.sinks,
         inputs: None,
+        relative: call.relative,
         chosen: call.chosen,
         also: converts.then(|| Converted::Halves(halves.checked())),
     };
@@ -167,7 +169,7 @@ impl Form {
         let (q, heads) = (numbers.q.ptr(), self.heads);
         // More splits than an emulated GPU has a use for.
         let limit = (rows.kind == RowKind::Decode).then_some(24);
-        Call { q, rows, heads, end, scale: 0.15, variation, sinks, chosen: None, limit }
+        Call { q, rows, heads, end, scale: 0.15, variation, sinks, relative: None, chosen: None, limit }
     }
 }
 

@@ -11,6 +11,7 @@ use crate::random::Random;
 
 /// gpt-oss's clamped gating.
 const CLAMPED: Gating = Gating::Clamped { alpha: 1.702, limit: 7.0 };
+const XIELU: Gating = Gating::Xielu { positive: 0.7, negative: 1.1, slope: 0.5, floor: -0.01 };
 const SITU: Gating = Gating::Situ { limit: 4.0, up_limit: 2.5 };
 
 pub fn checks() -> Vec<Check> {
@@ -34,6 +35,7 @@ pub fn checks() -> Vec<Check> {
         ("squared relu", Gating::SquaredRelu),
         ("gelu", Gating::PlainGelu),
         ("gelu with tanh", Gating::PlainGeluTanh),
+        ("xielu", XIELU),
     ];
     let without_gate = |(name, gating): (&str, Gating)| {
         Check::new(format!("activation without a gate {name}"), move |context| {
@@ -96,6 +98,9 @@ fn on_cpu(gating: Gating) -> CpuGating {
         Gating::PlainGelu => CpuGating::PlainGelu,
         Gating::PlainGeluTanh => CpuGating::PlainGeluTanh,
         Gating::Situ { limit, up_limit } => CpuGating::Situ { limit, up_limit },
+        Gating::Xielu { positive, negative, slope, floor } => {
+            CpuGating::Xielu { positive, negative, slope, floor }
+        }
     }
 }
 
@@ -126,7 +131,7 @@ pub fn exact(gating: Gating, gate: f64, up: f64) -> f64 {
             let within = |x: f64, limit: f32| f64::from(limit) * (x / f64::from(limit)).tanh();
             within(gate, limit) / (1.0 + (-gate).exp()) * within(up, up_limit)
         }
-        Gating::PlainGelu | Gating::PlainGeluTanh => {
+        Gating::PlainGelu | Gating::PlainGeluTanh | Gating::Xielu { .. } => {
             unreachable!("{gating:?} is compared with the CPU only")
         }
     }

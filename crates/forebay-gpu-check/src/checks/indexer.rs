@@ -300,6 +300,7 @@ fn listed(context: &Context, element: KvElement, form: Form) -> Result<Outcome> 
                 scale: 0.1,
                 variation: plain,
                 sinks: DevicePtr::null(),
+                relative: None,
                 chosen,
                 limit: (kind == RowKind::Decode).then_some(24),
             };

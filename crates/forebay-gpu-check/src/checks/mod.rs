@@ -9,6 +9,7 @@ mod buffers;
 mod coded_streams;
 mod compact;
 mod convert;
+mod convolutions;
 mod delta;
 mod elementwise;
 mod embedding;
@@ -52,6 +53,7 @@ pub fn checks() -> Vec<Check> {
         embedding::checks(),
         layer_embeddings::checks(),
         ngrams::checks(),
+        convolutions::checks(),
         streams::checks(),
         predicted_streams::checks(),
         router::checks(),

@@ -347,6 +347,7 @@ fn attention(context: &Context, element: KvElement) -> Result<Outcome> {
                             sinks: false,
                         },
                         sinks: DevicePtr::null(),
+                        relative: None,
                         chosen: Some(ChosenKeys {
                             lists: device_lists
                                 .ptr::<u32>()

@@ -54,6 +54,8 @@ struct Case {
     scales: bool,
     /// Number of groups, of groups that are kept, and of experts that count for a group's score.
     groups: Option<(usize, usize, usize)>,
+    /// Number of the last experts, which every token uses.
+    always: usize,
 }
 
 fn choices(context: &Context) -> Result<Outcome> {
@@ -68,6 +70,7 @@ fn choices(context: &Context) -> Result<Outcome> {
         logit_bias: false,
         scales: false,
         groups: None,
+        always: 0,
     };
     let sigmoid = Case { scoring: Scoring::Sigmoid, bias: true, ..plain };
     let cases = [
@@ -96,6 +99,10 @@ fn choices(context: &Context) -> Result<Outcome> {
         // DeepSeek-V4.
         Case { experts: 256, k: 6, scoring: Scoring::SqrtSoftplus, ..sigmoid },
         Case { experts: 128, k: 8, scoring: Scoring::SigmoidOfChosen, ..plain },
+        // Inkling.
+        Case { experts: 130, k: 8, always: 2, ..sigmoid },
+        Case { experts: 9, k: 3, always: 1, ..plain },
+        Case { experts: 5, k: 3, always: 3, ..sigmoid },
         // PhiMoE. With many experts, some logits are near the largest.
         Case { experts: 16, k: 2, scoring: Scoring::SparseMixer, renormalise: false, ..plain },
         Case { experts: 512, k: 32, scoring: Scoring::SparseMixer, renormalise: false, ..plain },
@@ -130,7 +137,7 @@ fn choice(context: &Context, case: &Case, ties: bool) -> Result<Outcome> {
     let rule = RouterRule {
         logit_scale: 1.0,
         scoring: case.scoring,
-        always: 0,
+        always: case.always,
         renormalise: case.renormalise,
         scale: 2.5,
         expert_scales: case.scales.then_some(&biases.logits[..]),
@@ -180,6 +187,7 @@ fn by_token(context: &Context) -> Result<Outcome> {
                 logit_bias: false,
                 scales: false,
                 groups: None,
+                always: 0,
             };
             let by_token = TokenExperts {
                 table: device_table.ptr(),
@@ -254,6 +262,7 @@ impl Biases {
                 Scoring::SparseMixer => RouterScoring::SparseMixer,
             },
             by_token: None,
+            always: case.always,
             renormalise: case.renormalise,
             scale: 2.5,
             logit_bias: at(case.logit_bias, case.experts),
@@ -287,6 +296,7 @@ fn at_once(context: &Context) -> Result<Outcome> {
         logit_bias: false,
         scales: false,
         groups: None,
+        always: 0,
     };
     let v3 =
         Case { scoring: Scoring::Sigmoid, bias: true, groups: Some((8, 4, 2)), ..plain(256, 8) };
@@ -438,6 +448,7 @@ fn plain_choice(experts: usize, k: usize) -> RouterChoice {
         correction_bias: DevicePtr::null(),
         expert_scales: DevicePtr::null(),
         groups: None,
+        always: 0,
         by_token: None,
     }
 }

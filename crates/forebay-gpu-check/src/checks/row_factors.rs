@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use forebay_compute::{Growth, Temperature};
+use forebay_cuda::RowTemperature;
 
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
@@ -31,15 +32,19 @@ fn taken(context: &Context) -> Result<Outcome> {
 
 fn by_position(context: &Context) -> Result<Outcome> {
     let mut outcome = Outcome::same::<f32>(&[], &[]);
-    for ((rows, width), step) in SHAPES.into_iter().zip([16.0, 8192.0, 3.0, 100.0]) {
+    let steps = SHAPES.into_iter().zip([16.0, 8192.0, 3.0, 100.0]);
+    let both = [Growth::WholeSteps, Growth::Ratio];
+    for (((rows, width), step), growth) in steps.flat_map(|of| both.map(|growth| (of, growth))) {
         let mut random = Random::new(rows as u64);
         let x = random.gaussians(rows * width);
         let positions: Vec<u32> = (0..rows).map(|_| random.next() % 1_000_000).collect();
         let (device, places) = (context.upload(&x)?, context.upload(&positions)?);
         let first = u32::from(rows % 2 == 0);
-        context.gpu.temper_rows(device.ptr(), places.ptr(), (0.1, step, first), rows, width)?;
+        let by_ratio = growth == Growth::Ratio;
+        let of = RowTemperature { rate: 0.1, step, first, by_ratio };
+        context.gpu.temper_rows(device.ptr(), places.ptr(), of, rows, width)?;
         let got = context.gpu.download::<f32>(device.ptr(), x.len())?;
-        let temperature = Temperature { rate: 0.1, step, first, growth: Growth::WholeSteps };
+        let temperature = Temperature { rate: 0.1, step, first, growth };
         let factors: Vec<f32> = positions.iter().map(|&at| temperature.factor(at)).collect();
         let mut cpu = x;
         context.cpu.multiply_rows(&mut cpu, &factors);

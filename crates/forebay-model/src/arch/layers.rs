@@ -205,6 +205,12 @@ impl Architecture {
         [of.kv_heads * of.head_dim, of.kv_heads * of.value_dim, self.hidden, self.hidden]
     }
 
+    /// Returns the most channels of a short convolution of any layer; 0 if there are none.
+    pub fn convolved_width(&self) -> usize {
+        let layers = 0..self.convolutions.map_or(0, |_| self.layers.len());
+        layers.flat_map(|layer| self.convolved(layer)).max().unwrap_or(0)
+    }
+
     /// Returns the number of floats that the short convolutions of a layer keep of a sequence.
     fn convolution_floats(&self, layer: usize) -> usize {
         let seen = self.convolutions.map_or(0, |taps| taps.saturating_sub(1));

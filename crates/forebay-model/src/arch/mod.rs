@@ -60,7 +60,7 @@ pub use mtp_shape::{MTP_ROWS_MAX, Mtp};
 pub(crate) use names::Names;
 pub use quantization::{Method, Quantization};
 pub use recurrent::{HeadOrder, Recurrent, STATES_PER_SEQUENCE, StateRule};
-pub use shapes::{
+pub use shapes::{Convolved, 
     EntryIndexer, EntryShape, ExpertInput, HashConstants, Indexer, IndexerRule, LatentExperts,
     LatentNorm, NGrams, NormLayout, RelativeBias, SharedKeys, StreamForm, StreamRule, Streams,
     StreamsEnd,

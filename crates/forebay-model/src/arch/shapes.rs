@@ -431,3 +431,12 @@ pub enum NormLayout {
     /// No norm of its own, because collapsing the streams norms them (Qwen4).
     None,
 }
+
+/// What a layer's short convolutions are added to, in the order of their states and weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Convolved {
+    Keys,
+    Values,
+    Attention,
+    FeedForward,
+}

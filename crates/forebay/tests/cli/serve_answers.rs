@@ -164,6 +164,12 @@ fn probabilities_of_prompts_are_those_of_answers() {
     {
         assert!((of(own) - of(again)).abs() < 2e-2, "{own} {again}");
     }
+    // An answer without a token has no probabilities, but is not one for which nobody asked.
+    let body = json!({ "prompt": "Once", "max_tokens": 0, "logprobs": 2 });
+    let empty = server.post("/v1/completions", &body)["choices"][0]["logprobs"].clone();
+    assert_eq!(empty["tokens"], json!([]), "{empty}");
+    let body = json!({ "prompt": "Once", "max_tokens": 0 });
+    assert!(server.post("/v1/completions", &body)["choices"][0]["logprobs"].is_null());
     // vLLM's form has ids and ranks, and is there again if the prompt is known.
     for _ in 0..2 {
         let body =

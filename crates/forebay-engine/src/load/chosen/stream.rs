@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use forebay_format::WeightsTable;
+use forebay_format::{WeightsTable, at_least, at_most};
 use forebay_store::Interrupt;
 
 use super::plan::Planned;
@@ -242,11 +242,11 @@ fn batches(
         if slot_bytes.saturating_add(staging) > budget {
             return Err(EngineError::BadOption {
                 name: "budget",
-                value: budget.to_string(),
+                value: at_most(budget),
                 expected: format!(
-                    "tensor {:?} alone needs {} bytes",
+                    "tensor {:?} alone needs {}",
                     tensor.name,
-                    slot_bytes.saturating_add(staging)
+                    at_least(slot_bytes.saturating_add(staging))
                 ),
             });
         }

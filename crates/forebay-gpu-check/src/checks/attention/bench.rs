@@ -157,6 +157,7 @@ fn measure(context: &Context, shape: &KvLayerShape, call: &Call) -> Result<Measu
         softcap: None,
         sinks: DevicePtr::null(),
         inputs: None,
+        relative: None,
         chosen: None,
         also: None,
     };

@@ -5,9 +5,12 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use forebay_compute::{
     Attention as CpuAttention, AttentionRun, KV_BLOCK, KvCache, KvLayer, KvShape, KvType,
-    RowKind as CpuRowKind,
+    RelativeBias, RowKind as CpuRowKind,
 };
-use forebay_cuda::{DeviceMemory, DevicePtr, KvElement, KvLayerShape, PassRows, RowKind};
+use forebay_cuda::{
+    DeviceMemory, DevicePtr, KvElement, KvLayer as GpuLayer, KvLayerShape, PassRows,
+    RelativeBiases, RowKind,
+};
 use half::f16;
 
 use super::super::attention_rows::{Call, attend};
@@ -253,7 +256,7 @@ impl Inputs {
         let again = self.run(context, variation, splits)?;
         let (expected, norms) = self.reference(variation);
         let mut outcome = Outcome::of(&got, &expected, |i| norms[i], tolerance);
-        let cpu = self.on_cpu(context, variation);
+        let cpu = self.on_cpu(context, variation, None);
         let cpu: Vec<f64> = cpu.iter().map(|&x| f64::from(x)).collect();
         let with_cpu = Outcome::of(&got, &cpu, |i| norms[i], 2.0 * tolerance);
         outcome = outcome.worse(prefixed(with_cpu, "against the CPU "));
@@ -279,10 +282,49 @@ impl Inputs {
             scale: SCALE,
             variation: *variation,
             sinks,
+            relative: None,
             chosen: None,
             limit: splits,
         };
         attend(context, &call, &self.paged.layer())
+    }
+
+    /// Compares attention with biases by distance with the CPU.
+    pub fn check_biases(
+        &self,
+        context: &Context,
+        variation: &Variation,
+        (rank, extent): (usize, usize),
+    ) -> Result<Outcome> {
+        let Case { heads, tokens, .. } = self.case;
+        let mut random = Random::new((rank + extent) as u64);
+        let (mixes, profiles) =
+            (random.gaussians(tokens * heads * rank), random.gaussians(rank * extent));
+        let relative = RelativeBias { mixes: &mixes, profiles: &profiles, rank };
+        let expected = self.on_cpu(context, variation, Some(relative));
+        let expected: Vec<f64> = expected.iter().map(|&x| f64::from(x)).collect();
+        let divided: Vec<f32> = mixes.iter().map(|x| x / SCALE).collect();
+        let (mixes, profiles) = (context.upload(&divided)?, context.upload(&profiles)?);
+        let (mixes, profiles) = (mixes.ptr(), profiles.ptr());
+        let layer = self.paged.layer();
+        let layer = GpuLayer { shape: KvLayerShape { biased: true, ..layer.shape }, ..layer };
+        let call = Call {
+            q: self.device_q.ptr(),
+            rows: self.rows.pass(),
+            heads,
+            end: self.case.end(),
+            scale: SCALE,
+            variation: *variation,
+            sinks: if variation.sinks { self.device_sinks.ptr() } else { DevicePtr::null() },
+            relative: Some(RelativeBiases { mixes, profiles, rank, extent }),
+            chosen: None,
+            limit: None,
+        };
+        let got = attend(context, &call, &layer)?;
+        // Values are at most 1.
+        let outcome = Outcome::of(&got, &expected, |_| 1.0, 2.0 * super::EXACT);
+        let label = format!("{:?} {variation:?} {rank} profiles of {extent}: ", self.case);
+        Ok(prefixed(outcome, &label))
     }
 
     /// Returns the result by definition, and the sum of magnitudes that each output was added up from.
@@ -323,13 +365,19 @@ impl Inputs {
         (out, norms)
     }
 
-    fn on_cpu(&self, context: &Context, variation: &Variation) -> Vec<f32> {
+    fn on_cpu(
+        &self,
+        context: &Context,
+        variation: &Variation,
+        relative: Option<RelativeBias<'_>>,
+    ) -> Vec<f32> {
         let Case { heads, dim_v, first, tokens, .. } = self.case;
         let what = CpuAttention {
             window: variation.window,
             chunked: variation.chunked,
             softcap: variation.softcap,
             sinks: variation.sinks.then_some(&self.sinks[..]),
+            relative,
             ..CpuAttention::causal(0, heads, SCALE)
         };
         let mut out = vec![f32::NAN; tokens * heads * dim_v];

@@ -7,13 +7,12 @@ use forebay_format::TensorType;
 use forebay_stream::{Lease, Residency};
 
 use super::backend::CpuBackend;
-use super::convolutions::Convolved;
 use super::indexer::{IndexerInputs, project_indexer};
 use super::products::{
     RowsByKind, add_bias, both_kinds, matmul_beside_reads, matrix, multiply, norm_in_place, recycle,
 };
 use crate::ModelError;
-use crate::arch::{Latent, OutputGate, QkNorm};
+use crate::arch::{Convolved, Latent, OutputGate, QkNorm};
 use crate::backend::Step;
 use crate::weights::{
     AttentionWeights, GroupedWeights, HeadMatrices, IndexerWeights, LatentWeights, PartMatrix,

@@ -2,17 +2,8 @@
 
 use forebay_compute::{Cpu, ShortConvolution, StateRun};
 
-use crate::arch::Architecture;
+use crate::arch::{Architecture, Convolved};
 use crate::backend::Step;
-
-/// What a layer's short convolutions are added to, in the order of their states and weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Convolved {
-    Keys,
-    Values,
-    Attention,
-    FeedForward,
-}
 
 /// Buffers of the convolutions. They are empty for models without them.
 pub struct ConvolutionScratch {
@@ -30,8 +21,7 @@ impl ConvolutionScratch {
 
     /// Returns the number of floats for one token of a batch.
     pub fn floats_per_token(architecture: &Architecture) -> usize {
-        let layers = 0..architecture.convolutions.map_or(0, |_| architecture.layers.len());
-        layers.flat_map(|layer| architecture.convolved(layer)).max().unwrap_or(0)
+        architecture.convolved_width()
     }
 
     /// Adds a convolution of the layer to its rows `x`, if the layer has convolutions. `states` are those of the layer

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::backend::CpuBackend;
-use super::convolutions::Convolved;
+use crate::arch::Convolved;
 use crate::backend::Step;
 
 impl CpuBackend {

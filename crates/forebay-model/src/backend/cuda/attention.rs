@@ -3,7 +3,7 @@
 use forebay_compute::{GateFunction, Growth, RopeLayout, Temperature};
 use forebay_cuda::{
     Added, Attention, AttentionInputs, AttentionScratch, Columns, DevicePtr, HeadGates, HeadInput,
-    Norm, Normed, PassRows, Rotation, converts_outputs, takes_inputs,
+    Norm, Normed, PassRows, RelativeBiases, Rotation, RowTemperature, converts_outputs, takes_inputs,
 };
 
 use super::backend::CudaBackend;
@@ -12,7 +12,7 @@ use super::products::{ExpertEntries, ExpertProduct, Rows};
 use super::row_kind::row_kind;
 use super::vectors::optional;
 use crate::ModelError;
-use crate::arch::{Latent, OutputGate, QkNorm};
+use crate::arch::{Convolved, Latent, OutputGate, QkNorm};
 use crate::backend::Step;
 use crate::weights::{AttentionWeights, GroupedWeights, HeadMatrices, LatentWeights};
 
@@ -86,6 +86,12 @@ impl CudaBackend {
             let products = &[own, a, b, c][..1 + others];
             self.products().dense(gpu, self.float(at.normed), Rows::of(step), products)?;
         }
+        if let Some(of) = &weights.relative {
+            let mixes = self.product(step, of.project, at.relative);
+            self.products().dense(gpu, self.float(at.normed), Rows::of(step), &[mixes])?;
+        }
+        self.convolve(step, Convolved::Keys, self.float(at.k))?;
+        self.convolve(step, Convolved::Values, self.float(at.v))?;
         if let Some(limit) = step.attention().clamp {
             for product in &products[..count] {
                 gpu.clamp(product.out, step.count * product.matrix.rows, limit)?;
@@ -95,7 +101,11 @@ impl CudaBackend {
         if gated {
             self.take_queries(step)?;
         }
-        self.temper(step)?;
+        // A norm of queries would undo it.
+        let norms_queries = self.norms_tempered_queries(step);
+        if !norms_queries {
+            self.temper(step)?;
+        }
         let input = |projected: u64, bias: Option<usize>, norm: Option<usize>| HeadInput {
             projected: self.float(projected),
             bias: optional(self.vectors(), bias),
@@ -126,7 +136,15 @@ impl CudaBackend {
         let inputs =
             HeadInputs { q, k, v, key_norm_dim: step.attention().head_dim, rotary_from: 0 };
         self.take_inputs(step, inputs)?;
+        if norms_queries {
+            self.temper(step)?;
+        }
         self.take_indexer_inputs(step)
+    }
+
+    /// Returns true if the layer norms queries before their factor multiplies them.
+    fn norms_tempered_queries(&self, step: &Step<'_>) -> bool {
+        step.architecture.layers[step.layer].tempered && self.layer_vectors(step).q_norm.is_some()
     }
 
     /// Makes values of the projections of keys, norms values and scales them, as far as the model does.
@@ -175,17 +193,28 @@ impl CudaBackend {
         step.attention().mixed(kv_type(self.kv_shape(step).element))
     }
 
-    /// Multiplies queries by the factor of their positions, in layers that have one. Rotations and products commute with it.
+    /// Multiplies queries by the factor of their positions, in layers that have one. Rotations and products commute with it. What
+    /// heads take of biases by distance has the same factor, and is divided by that of scores, which multiplies it later.
     fn temper(&self, step: &Step<'_>) -> Result<(), ModelError> {
+        let attention = step.attention();
+        let mixes = attention.relative.map_or(0, |of| attention.heads * of.rank);
+        if mixes > 0 {
+            let to = self.float(self.at().relative);
+            self.gpu.scale(to, step.count * mixes, 1.0 / attention.scale)?;
+        }
         let is_tempered = step.architecture.layers[step.layer].tempered;
         let Some(temperature) = step.architecture.temperature.filter(|_| is_tempered) else {
             return Ok(());
         };
         let Temperature { rate, step: length, first, growth } = temperature;
-        assert_eq!(growth, Growth::WholeSteps, "the plan refuses others");
-        let (q, positions) = (self.float(self.at().q), self.pass_rows(step).positions);
-        let width = step.attention().heads * step.attention().head_dim;
-        Ok(self.gpu.temper_rows(q, positions, (rate, length, first), step.count, width)?)
+        let of = RowTemperature { rate, step: length, first, by_ratio: growth == Growth::Ratio };
+        let (at, positions) = (self.at(), self.pass_rows(step).positions);
+        for (rows, width) in [(at.q, attention.heads * attention.head_dim), (at.relative, mixes)] {
+            if width > 0 {
+                self.gpu.temper_rows(self.float(rows), positions, of, step.count, width)?;
+            }
+        }
+        Ok(())
     }
 
     /// Multiplies sums of values by functions of their gates.
@@ -234,7 +263,8 @@ impl CudaBackend {
         let alone = step.runs.iter().all(|run| run.count == 1);
         // Attention by itself does not leave out keys and values.
         let writes = !inputs.k.projected.is_null();
-        if alone && writes && takes_inputs(self.kv_shape(step), row_kind(step)) {
+        let is_last = !self.norms_tempered_queries(step);
+        if alone && writes && is_last && takes_inputs(self.kv_shape(step), row_kind(step)) {
             self.lanes.current_mut().inputs = Some(inputs);
         } else {
             self.gpu.attention_inputs(&inputs, &self.kv_layer(step), &self.pass_rows(step))?;
@@ -391,7 +421,9 @@ impl CudaBackend {
         // changes the output, and so does what undoes the mixing.
         let mixed = self.mixed(step);
         let is_gated = attention.output_gate != OutputGate::None;
-        let changes = attention.latent.is_some() || is_gated || mixed > 1;
+        let output_norm = self.layer_vectors(step).attention_output_norm;
+        let changes =
+            attention.latent.is_some() || is_gated || output_norm.is_some() || mixed > 1;
         let converts = converts_outputs(shape, &rows) && !changes;
         let width = attention.heads * shape.dim_v;
         let also = match converts {
@@ -411,6 +443,12 @@ impl CudaBackend {
             chunked: step.architecture.layers[step.layer].chunked,
             softcap: attention.softcap,
             sinks: optional(self.vectors(), self.layer_vectors(step).sinks),
+            relative: attention.relative.map(|of| RelativeBiases {
+                mixes: self.float(at.relative),
+                profiles: optional(self.vectors(), self.layer_vectors(step).profiles),
+                rank: of.rank,
+                extent: of.extent,
+            }),
         };
         let scratch = AttentionScratch {
             parts: self.float(at.attention_parts),
@@ -422,6 +460,12 @@ impl CudaBackend {
         self.gpu.attention(&what, &layer, splits, &scratch)?;
         if mixed > 1 {
             self.gpu.mix_sums(out, step.count * width, mixed, shape.element)?;
+        }
+        if let Some((weight, length)) = output_norm {
+            let epsilon = step.architecture.norm_epsilon;
+            let norm = Norm { weight: self.vectors().offset(weight), width: length, epsilon };
+            let (plain, parts) = (Normed::plain(out), step.count * width / length);
+            self.gpu.rms_norm(out, Added::Nothing, &norm, plain, parts, None)?;
         }
         // The output of latent attention becomes a sum of values later.
         if attention.latent.is_none() {
@@ -457,6 +501,7 @@ impl CudaBackend {
             let bias = self.vectors().offset(bias);
             self.gpu.add_bias_rows(product.out, bias, step.count, step.architecture.hidden)?;
         }
+        self.convolve(step, Convolved::Attention, product.out)?;
         match &step.layer_weights().beside {
             Some(beside) => self.add_beside(step, beside),
             None => Ok(()),

@@ -23,7 +23,7 @@ use super::products::{Product, Products};
 use super::row_kind::row_kind;
 use super::selections::SelectionWords;
 use super::source::WeightSource;
-use super::vectors::LayerVectors;
+use super::vectors::{GateVectors, LayerVectors};
 use crate::ModelError;
 use crate::arch::Architecture;
 use crate::backend::{
@@ -258,24 +258,41 @@ impl CudaBackend {
             _ => vectors.feed_forward_post_norm,
         };
         let Some(weight) = weight else { return Ok(added) };
+        let width = step.architecture.hidden;
         let norm = Norm {
             weight: self.vectors().offset(weight),
-            width: step.architecture.hidden,
+            width,
             epsilon: step.architecture.post_norm_epsilon,
         };
-        let (rows, more) = match added {
+        let (rows, mut more) = match added {
             Added::Nothing => return Ok(added),
             Added::Rows(rows) => (rows, Added::Nothing),
             // The sum of the experts' outputs must be there before it is normed.
             Added::Experts(outputs) => {
                 let out = self.float(self.at().block_out);
-                self.gpu.fill(out.cast(), 0, 4 * step.count * step.architecture.hidden)?;
+                self.gpu.fill(out.cast(), 0, 4 * step.count * width)?;
                 self.products().changed(out);
                 (out, Added::Experts(outputs))
             }
         };
+        if let Some(scale) = self.gate_vectors(step, block).and_then(|gate| gate.scale) {
+            if let Added::Experts(_) = more {
+                let sum = Norm { weight: DevicePtr::null(), width, epsilon: 0.0 };
+                let nowhere = Normed::plain(DevicePtr::null());
+                self.gpu.rms_norm(rows, more, &sum, nowhere, step.count, None)?;
+                more = Added::Nothing;
+            }
+            self.gpu.multiply_columns(rows, self.vectors().offset(scale), step.count, width)?;
+        }
         self.gpu.rms_norm(rows, more, &norm, Normed::plain(rows), step.count, None)?;
         Ok(Added::Rows(rows))
+    }
+
+    /// Returns the gates of the output that the norm before a block adds, if the model has such.
+    pub(super) fn gate_vectors(&self, step: &Step<'_>, block: NextBlock) -> Option<GateVectors> {
+        let (layer, is_mixer) = step.added(block);
+        let vectors = &self.plan.vectors.layers[layer];
+        if is_mixer { vectors.attention_gate } else { vectors.feed_forward_gate }
     }
 
     /// Sets how attention of each shape cuts the contexts of the batch's rows. Returns the most parts of one row, added up over
@@ -626,6 +643,8 @@ pub(super) fn device_gating(gating: forebay_compute::Gating) -> Gating {
         forebay_compute::Gating::SquaredRelu => Gating::SquaredRelu,
         forebay_compute::Gating::PlainGelu => Gating::PlainGelu,
         forebay_compute::Gating::PlainGeluTanh => Gating::PlainGeluTanh,
-        forebay_compute::Gating::Xielu { .. } => unreachable!("the plan refuses it"),
+        forebay_compute::Gating::Xielu { positive, negative, slope, floor } => {
+            Gating::Xielu { positive, negative, slope, floor }
+        }
     }
 }

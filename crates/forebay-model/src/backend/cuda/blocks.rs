@@ -77,6 +77,10 @@ impl CudaBackend {
         let usual = Added::Rows(self.float(self.at().block_out));
         let added = self.lanes.current_mut().outputs.take().unwrap_or(usual);
         let added = self.post_norm(step, block, added)?;
+        if let Some(gate) = self.gate_vectors(step, block) {
+            let (x, keep) = (self.float(self.at().x), self.vectors().offset(gate.keep));
+            self.gpu.multiply_columns(x, keep, step.count, step.architecture.hidden)?;
+        }
         let factor = step.added_norm(block).1;
         let (layer, is_mixer) = step.added(block);
         let flag = self.finite_flag(2 * layer + usize::from(!is_mixer), 0);
@@ -113,7 +117,7 @@ impl CudaBackend {
         };
         if let Some(out) = self.source.compute_on_cpu(&self.gpu, step, [gate, up, down])? {
             self.lanes.current_mut().outputs = Some(Added::Rows(out));
-            return Ok(());
+            return self.finish_feed_forward(step);
         }
         let at = self.at();
         let pair = [self.product(step, gate, at.gate), self.product(step, up, at.up)];
@@ -132,7 +136,7 @@ impl CudaBackend {
             let (bias, hidden) = (self.vectors().offset(bias), step.architecture.hidden);
             self.gpu.add_bias_rows(down.out, bias, step.count, hidden)?;
         }
-        Ok(())
+        self.finish_feed_forward(step)
     }
 
     /// Queues the products with gate and up, their biases, and the activation, in kernels of their own.

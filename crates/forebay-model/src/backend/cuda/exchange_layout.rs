@@ -38,7 +38,7 @@ impl ExchangeLayout {
     ) -> ExchangeLayout {
         let whole = |words: usize| words.next_multiple_of(ALIGNMENT as usize / 4);
         let lane_flags = 1 + architecture.layers.len();
-        let state_runs = if architecture.recurrent.is_some() { decode_rows } else { 0 };
+        let state_runs = if architecture.has_states() { decode_rows } else { 0 };
         let batch_words = whole(3 * batch + state_runs * DeltaRuns::WORDS);
         let flag_words = whole(LANES * lane_flags);
         let vocabulary = architecture.vocabulary;

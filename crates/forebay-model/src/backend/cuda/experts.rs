@@ -14,7 +14,7 @@ use super::on_cpu::{BatchRows, expert_matrices};
 use super::products::{EntryRow, ExpertEntries, ExpertProduct, Rows};
 use super::vectors::{ExpertNormVectors, optional};
 use crate::ModelError;
-use crate::arch::ExpertInput;
+use crate::arch::{ExpertInput, LatentNorm};
 use crate::backend::{Step, record_routing};
 use crate::weights::{FeedForwardWeights, PartMatrix};
 
@@ -49,6 +49,7 @@ impl CudaBackend {
             logit_bias: optional(self.vectors(), vectors.router_bias),
             correction_bias: optional(self.vectors(), vectors.correction_bias),
             expert_scales: optional(self.vectors(), vectors.expert_scales),
+            always: experts.always,
             groups: experts.groups.map(|of| RouterGroups {
                 n_groups: of.n_groups,
                 groups_kept: of.groups_kept,
@@ -63,18 +64,26 @@ impl CudaBackend {
         };
         let (x, logits) = (self.router_input(step)?, product.out);
         let by_row = self.products().takes_matvec(step.kind());
-        if by_row && RouterMatrix::is_supported(router.ty) {
+        let has_factor = experts.logit_scale != 1.0;
+        if by_row && RouterMatrix::is_supported(router.ty) && !has_factor {
             let matrix = RouterMatrix { ty: router.ty, data: product.data, cols: router.cols };
             let tickets = self.arena.activation(at.router_tickets);
             gpu.route_few(&choice, matrix, x, logits, &outputs, tickets, step.count)?;
         } else {
             self.products().dense(gpu, x, Rows::of(step), &[product])?;
+            if has_factor {
+                gpu.scale(logits, step.count * experts.count, experts.logit_scale)?;
+            }
             gpu.route(&choice, logits, &outputs, step.count)?;
         }
         let input = self.expert_input(step);
         if let Some([down, _]) = latent {
             let product = self.product(step, down, at.expert_input);
             self.products().dense(gpu, x, Rows::of(step), &[product])?;
+            if let Some(norm) = self.latent_norm(step, LatentNorm::Before) {
+                let plain = Normed::plain(input);
+                gpu.rms_norm(input, Added::Nothing, &norm, plain, step.count, None)?;
+            }
             self.products().changed(input);
         }
         if experts.scaled_input {
@@ -214,10 +223,15 @@ impl CudaBackend {
         // The experts have taken their input.
         let (sum, shared) = (self.float(at.expert_input), experts.shared);
         gpu.fill(sum.cast(), 0, 4 * rows * back.cols)?;
-        let norm = self.layer_vectors(step).latent_norm.expect("sums of such outputs are normed");
-        let norm = Norm { width: back.cols, ..self.norm_of(step, norm) };
+        let nowhere = Normed::plain(DevicePtr::null());
         let added = Added::Experts(ExpertOutputs { shared: DevicePtr::null(), ..experts });
-        gpu.rms_norm(sum, added, &norm, Normed::plain(sum), rows, None)?;
+        match self.latent_norm(step, LatentNorm::After) {
+            Some(norm) => gpu.rms_norm(sum, added, &norm, Normed::plain(sum), rows, None)?,
+            None => {
+                let plain = Norm { weight: DevicePtr::null(), width: back.cols, epsilon: 0.0 };
+                gpu.rms_norm(sum, added, &plain, nowhere, rows, None)?;
+            }
+        }
         self.products().changed(sum);
         let product = self.product(step, back, at.block_out);
         self.products().dense(gpu, sum, Rows::of(step), &[product])?;
@@ -226,9 +240,34 @@ impl CudaBackend {
         }
         let width = step.architecture.hidden;
         let plain = Norm { weight: DevicePtr::null(), width, epsilon: 0.0 };
-        let nowhere = Normed::plain(DevicePtr::null());
         gpu.rms_norm(shared, Added::Rows(product.out), &plain, nowhere, rows, None)?;
         Ok(Added::Rows(shared))
+    }
+
+    /// Returns the norm in the space of the layer's experts, if it is in this place.
+    fn latent_norm(&self, step: &Step<'_>, place: LatentNorm) -> Option<Norm> {
+        let width = step.experts().latent.filter(|of| of.norm == place)?.width;
+        let norm = self.layer_vectors(step).latent_norm?;
+        Some(Norm { width, ..self.norm_of(step, norm) })
+    }
+
+    /// Multiplies the outputs of all pairs by factors, and norms them, if the model does.
+    fn norm_outputs(
+        &self,
+        step: &Step<'_>,
+        outputs: &ExpertOutputs,
+    ) -> Result<(), ModelError> {
+        let Some([factors, weight]) = self.layer_vectors(step).expert_output_norm else {
+            return Ok(());
+        };
+        assert!(outputs.bias.is_null(), "outputs that are normed have no bias");
+        let (parts, width) = (outputs.parts, outputs.width);
+        let rows = step.count * outputs.k;
+        let epsilon = step.architecture.post_norm_epsilon;
+        let norm = Norm { weight: self.vectors().offset(weight), width, epsilon };
+        self.gpu.multiply_columns(parts, self.vectors().offset(factors), rows, width)?;
+        self.gpu.rms_norm(parts, Added::Nothing, &norm, Normed::plain(parts), rows, None)?;
+        Ok(())
     }
 
     /// Queues the sorting of the pairs of a row and an expert, for kernels that need it.
@@ -315,13 +354,14 @@ impl CudaBackend {
             products.gated_experts(gpu, gating, biases, x, &entries, pair)?;
             products.experts(gpu, inner, &entries, EntryRow::Own, &down)
         })?;
+        self.norm_outputs(step, &outputs)?;
         let added = match (vectors.expert_norms, latent) {
             (Some(norms), _) => self.add_normed(step, outputs, norms)?,
             (None, Some([_, back])) => self.add_projected(step, outputs, back)?,
             (None, None) => Added::Experts(outputs),
         };
         self.lanes.current_mut().outputs = Some(added);
-        Ok(())
+        self.finish_feed_forward(step)
     }
 
     /// Computes the shared expert, which processes every token. Returns the address of its output, or null if the

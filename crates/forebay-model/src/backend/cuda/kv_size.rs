@@ -42,6 +42,7 @@ impl KvSize {
         let dims = (attention.head_dim, attention.value_dim);
         KvLayerShape {
             values_in_keys: attention.values_in_keys(),
+            biased: attention.relative.is_some(),
             chosen: attention.indexer.is_some() || attention.shared.is_some(),
             ..KvLayerShape::new(self.element, attention.kv_heads, dims, self.context)
         }

@@ -201,6 +201,8 @@ struct Widths {
     shared: usize,
     /// Queries with the gates of attention's output, or the gates alone; 0 if there are none.
     q_and_gate: usize,
+    relative: usize,
+    convolved: usize,
     /// Products of recurrent layers.
     delta_products: usize,
     /// Channels of the convolution.
@@ -257,6 +259,8 @@ impl Widths {
                 OutputGate::InQueries => of.query_rows(),
                 _ => of.gate_rows(),
             }),
+            relative: most(|of| of.relative.map_or(0, |biases| of.heads * biases.rank)),
+            convolved: architecture.convolved_width(),
             delta_products: delta(Recurrent::projected_width),
             delta_mixed: delta(Recurrent::channels),
             delta_beside: if architecture.has_beside() { values } else { 0 },
@@ -348,6 +352,10 @@ pub struct ActivationLayout {
     /// Queries and gates of attention's output `[batch, heads, 2, head_dim]`, if there are gates.
     pub q_and_gate: u64,
     pub delta: DeltaLayout,
+    /// What heads take of biases by distance `[batch, heads, rank]`, if there are such.
+    pub relative: u64,
+    /// Inputs of short convolutions `[batch, channels]`, if there are such.
+    pub convolved: u64,
     /// Buffers of latent attention.
     pub latent: LatentLayout,
     pub embeddings: EmbeddingLayout,
@@ -502,6 +510,8 @@ impl ActivationLayout {
                 mixed: words(batch * width.delta_mixed),
                 beside: words(batch * width.delta_beside),
             },
+            relative: words(batch * width.relative),
+            convolved: words(batch * width.convolved),
             latent: LatentLayout::new(heads_of_latent, &width, batch, &mut words),
             embeddings: EmbeddingLayout {
                 usual: words(batch * width.embedded),
@@ -568,6 +578,8 @@ impl ActivationLayout {
             shared_gate: behind(self.shared_gate, width.shared),
             shared_up: behind(self.shared_up, width.shared),
             q_and_gate: behind(self.q_and_gate, width.q_and_gate),
+            relative: behind(self.relative, width.relative),
+            convolved: behind(self.convolved, width.convolved),
             delta: DeltaLayout {
                 first_row: first,
                 mixed: behind(self.delta.mixed, width.delta_mixed),

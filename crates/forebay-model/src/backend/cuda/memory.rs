@@ -17,7 +17,6 @@ use super::kv_size::KvSize;
 use super::layout::{
     ActivationLayout, BATCH_TOKENS, EXPERT_TABLES, ExpertLayout, LONG_BATCHES, WeightLayout,
 };
-use super::refusals::parts_without_kernels;
 use super::relayout_kernels::workspace_bytes;
 use super::vectors::Vectors;
 use crate::ModelError;
@@ -449,9 +448,6 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
     {
         let what = format!("{} residual streams of {} elements", shape.count, shape.width);
         return Err(ModelError::NotOnGpu { what });
-    }
-    if let Some(what) = parts_without_kernels(architecture) {
-        return Err(ModelError::NotOnGpu { what: what.to_owned() });
     }
     let own = weights.mtp.as_ref().and_then(|of| of.embedding);
     let tables = [Some(weights.embedding), weights.layer_embeddings, own];

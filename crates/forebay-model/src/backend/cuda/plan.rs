@@ -137,6 +137,9 @@ impl CudaPlan {
         if architecture.layers.iter().any(|layer| layer.cut().is_some()) {
             modules.push("cut");
         }
+        if architecture.convolutions.is_some() {
+            modules.push("convolutions");
+        }
         if architecture.ngrams.is_some() {
             modules.push("ngrams");
         }

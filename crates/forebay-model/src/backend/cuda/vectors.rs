@@ -4,7 +4,7 @@ use forebay_cuda::DevicePtr;
 
 use crate::weights::{
     AttentionWeights, DeltaWeights, DenseBiases, FeedForwardWeights, LayerWeights, ResidentMatrix,
-    StreamWeights, Weights,
+    ResidualGate, StreamWeights, Weights,
 };
 
 /// Alignment of a vector's start, in floats. Norms read 16 bytes at once.
@@ -31,6 +31,15 @@ pub struct LayerVectors {
     pub attention_post_norm: Option<usize>,
     pub feed_forward_norm: Option<usize>,
     pub feed_forward_post_norm: Option<usize>,
+    /// Gates that mix the residual stream with the outputs of attention and the feed-forward.
+    pub attention_gate: Option<GateVectors>,
+    pub feed_forward_gate: Option<GateVectors>,
+    /// Norm of attention's output, with its length.
+    pub attention_output_norm: Option<(usize, usize)>,
+    /// Weights of the short convolutions, in the order of `Convolved`.
+    pub convolutions: Option<[usize; 4]>,
+    /// Profiles of biases by distance.
+    pub profiles: Option<usize>,
     /// Vectors of what collapses residual streams for the layer's blocks, if there are several.
     pub attention_streams: Option<StreamVectors>,
     pub feed_forward_streams: Option<StreamVectors>,
@@ -60,6 +69,8 @@ pub struct LayerVectors {
     /// Biases of all experts' gate, up and down.
     pub expert_biases: [Option<usize>; 3],
     pub expert_scales: Option<usize>,
+    /// Factors of the output of every expert, and the weight of the norm after them.
+    pub expert_output_norm: Option<[usize; 2]>,
     /// Norms of a layer whose router and experts have norms of their own. It has no [`LayerVectors::feed_forward_post_norm`].
     pub expert_norms: Option<ExpertNormVectors>,
     /// Norm in the space of the experts, if they have one.
@@ -82,6 +93,15 @@ pub struct PredictedVectors {
     pub correction: usize,
     pub output_scale: Option<usize>,
     pub branch_norm: usize,
+}
+
+/// Gates of the residual stream, each as an index into all floats.
+#[derive(Debug, Clone, Copy)]
+pub struct GateVectors {
+    /// Factors of the residual stream before a block's output is added.
+    pub keep: usize,
+    /// Factors of the output before its norm, if there are such.
+    pub scale: Option<usize>,
 }
 
 /// Biases of a dense feed-forward, each as an index into all floats.
@@ -207,8 +227,14 @@ impl Vectors {
             attention_post_norm: self.optional(&layer.attention_post_norm),
             feed_forward_norm: self.optional(&layer.feed_forward_norm),
             feed_forward_post_norm: self.optional(&layer.feed_forward_post_norm),
+            attention_gate: layer.attention_gate.as_ref().map(|of| self.gate(of)),
+            feed_forward_gate: layer.feed_forward_gate.as_ref().map(|of| self.gate(of)),
             attention_streams: layer.attention_streams.as_ref().map(|of| self.streams(of)),
             feed_forward_streams: layer.feed_forward_streams.as_ref().map(|of| self.streams(of)),
+            convolutions: layer
+                .convolutions
+                .as_ref()
+                .map(|of| of.each_ref().map(|weights| self.append(weights))),
             o_bias: self.optional(&layer.o_bias),
             sinks: self.optional(&layer.sinks),
             ..LayerVectors::default()
@@ -229,6 +255,10 @@ impl Vectors {
                 of.q_norm = self.optional(&weights.q_norm);
                 of.k_norm = self.optional(&weights.k_norm);
                 of.v_norm = self.optional(&weights.v_norm);
+                of.profiles = weights.relative.as_ref().map(|of| self.append(&of.profiles));
+                let output_norm = weights.output_norm.as_ref();
+                of.attention_output_norm =
+                    output_norm.map(|weight| (self.append(weight), weight.len()));
             }
             AttentionWeights::Latent(weights) => {
                 of.q_a_norm = weights.q_a.as_ref().map(|(_, norm)| self.append(norm));
@@ -255,6 +285,8 @@ impl Vectors {
             });
             of.shared_scale = self.optional(&vectors.shared_scale);
             of.expert_scales = self.optional(&vectors.scales);
+            let output_norm = vectors.output_norm.as_ref();
+            of.expert_output_norm = output_norm.map(|of| of.each_ref().map(|of| self.append(of)));
             of.latent_norm = self.optional(&vectors.latent_norm);
             of.input_norm = self.optional(&vectors.input_norm);
             if let Some(norms) = &vectors.norms {
@@ -322,6 +354,10 @@ impl Vectors {
                 StreamVectors { norm: Some(self.append(norm)), ..none }
             }
         }
+    }
+
+    fn gate(&mut self, gate: &ResidualGate) -> GateVectors {
+        GateVectors { keep: self.append(&gate.keep), scale: self.optional(&gate.scale) }
     }
 
     fn biases(&mut self, of: &DenseBiases) -> BiasVectors {
