@@ -22,8 +22,9 @@ use proposing::{SOME, Tensor, alike_to, config, tensors, written};
 use support::{fixture, needed_bytes};
 use tempfile::TempDir;
 
-/// Models of the third set with a predicting layer and references for it.
-const REFERENCED: [&str; 2] = ["glm4_moe_mtp", "qwen3_next_mtp"];
+/// Models with a predicting layer and references for it: of the third set, and by `fixtures/llamacpp/mtp.py`.
+const REFERENCED: [&str; 5] =
+    ["glm4_moe_mtp", "qwen3_next_mtp", "mimo2_mtp", "nemotron_h_mtp", "step3p7_mtp"];
 
 fn options(exact: bool) -> SessionOptions {
     SessionOptions { mtp: true, exact, context: Some(96), ..SessionOptions::default() }
@@ -35,17 +36,29 @@ fn open(model: &Path, options: &SessionOptions) -> Session {
 }
 
 /// Returns the models of [`REFERENCED`]: file or folder, its references, and the name of those of the layer.
-fn referenced() -> Vec<(PathBuf, PathBuf, &'static str, PathBuf)> {
+fn referenced() -> Vec<(PathBuf, PathBuf, String, PathBuf)> {
     let mut all = Vec::new();
     for name in REFERENCED {
-        let Some(folder) = fixture(&format!("models/{name}")) else { continue };
-        let reference = folder.join("reference.json");
-        let logits = folder.join("reference.safetensors");
-        all.push((folder, logits, "mtp.short.logits", reference.clone()));
+        let mut reference = None;
+        if let Some(folder) = fixture(&format!("models/{name}")) {
+            let logits = folder.join("reference.safetensors");
+            reference = Some(folder.join("reference.json"));
+            all.push((
+                folder.clone(),
+                logits,
+                "mtp.short.logits".into(),
+                folder.join("reference.json"),
+            ));
+        }
         let Some(folder) = fixture(&format!("gguf/{name}")) else { continue };
-        let file = folder.join(format!("{name}-Q8_0.gguf"));
-        let logits = folder.join("llamacpp.safetensors");
-        all.push((file, logits, "Q8_0.exact.mtp.short.logits", reference));
+        let files = json(&folder.join("llamacpp.json"))["files"].clone();
+        for (label, of) in files.as_object().unwrap() {
+            let file = folder.join(of["file"].as_str().unwrap());
+            let name = format!("{label}.exact.mtp.short.logits");
+            let logits = folder.join("llamacpp.safetensors");
+            let own = folder.join("reference.json");
+            all.push((file, logits, name, reference.clone().unwrap_or(own)));
+        }
     }
     all
 }
@@ -53,7 +66,7 @@ fn referenced() -> Vec<(PathBuf, PathBuf, &'static str, PathBuf)> {
 #[test]
 fn logits_are_the_references() {
     for (model, references, name, reference) in referenced() {
-        let expected = References::open(&references).floats(name).unwrap();
+        let expected = References::open(&references).floats(&name).unwrap();
         let reference = json(&reference);
         let ids = prompt(&reference, "short");
         let mut session = open(&model, &options(true));

@@ -72,8 +72,7 @@ struct Model {
     rounded: Limits,
 }
 
-/// Fixtures for which the GPU has no kernels: one has two residual streams, where published models have four, and the others have
-/// parts that only the CPU computes.
+/// Fixtures for which the GPU has no kernels: one has two residual streams, where published models have four.
 const CPU_ONLY: &[&str] = &["gguf/qwen4_exp_k"];
 
 /// Returns the checks of every fixture model under `fixtures`, on GPU `ordinal`.
@@ -288,7 +287,7 @@ impl Model {
 
     fn has_states(&self) -> Result<bool> {
         let catalog = Catalog::open(&self.path)?;
-        Ok(Architecture::from_catalog(&catalog)?.recurrent_layers() > 0)
+        Ok(Architecture::from_catalog(&catalog)?.has_states())
     }
 
     /// Returns true if some layers have a window that a text of [`WRAPPED`] positions exceeds.

@@ -4,7 +4,7 @@ use crate::ModelError;
 use crate::backend::{Batch, End, Run, Step};
 use crate::decoder::{Decoder, Output, end_pass, layer_step};
 use crate::weights::{HeadChunk, MtpWeights};
-use forebay_compute::RowKind;
+use forebay_compute::{NormForm, RowKind};
 
 /// Rows of a pass through the predicting layer. The row at position `t` takes the state of the token at `t` behind the model's last
 /// layer and the token at `t + 1`, and predicts the token at `t + 2`.
@@ -33,6 +33,14 @@ impl<'a> Step<'a> {
         match self.prediction(true) {
             Some(mtp) => Some(&mtp.norm),
             None => self.weights.final_norm.as_deref(),
+        }
+    }
+
+    /// Returns the form of the norm before the output projection.
+    pub fn head_norm_form(&self) -> NormForm {
+        match (self.prediction(true), self.architecture.mtp) {
+            (Some(_), Some(mtp)) => mtp.norm_form,
+            _ => self.architecture.norm_form,
         }
     }
 

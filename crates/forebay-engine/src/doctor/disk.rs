@@ -162,7 +162,10 @@ impl Subject {
             return Err(EngineError::BadOption {
                 name: "--file",
                 value: format!("a file of {}", at_most(file_bytes)),
-                expected: format!("it must have at least {} to measure a disk with", at_least(SCRATCH_BYTES)),
+                expected: format!(
+                    "it must have at least {} to measure a disk with",
+                    at_least(SCRATCH_BYTES)
+                ),
             });
         }
         Ok(Subject { files, file_bytes, file, scratch })

@@ -178,6 +178,10 @@ pub const GGUF: &[&str] = &[
     "muse_glimmer",
     "falcon_h1",
     "jamba",
+    // Made by `fixtures/llamacpp/mtp.py`.
+    "mimo2_mtp",
+    "nemotron_h_mtp",
+    "step3p7_mtp",
     // Made by `fixtures/llamacpp/make.py`.
     "deepseek",
     "deepseek2_ocr",
@@ -244,6 +248,7 @@ pub const RECURRENT: &[&str] = &[
     "lfm2moe",
     "granitehybrid",
     "qwen3_next_mtp",
+    "nemotron_h_mtp",
     "bailing_hybrid",
     "falcon_h1",
     "jamba",

@@ -169,7 +169,18 @@ impl Form {
         let (q, heads) = (numbers.q.ptr(), self.heads);
         // More splits than an emulated GPU has a use for.
         let limit = (rows.kind == RowKind::Decode).then_some(24);
-        Call { q, rows, heads, end, scale: 0.15, variation, sinks, relative: None, chosen: None, limit }
+        Call {
+            q,
+            rows,
+            heads,
+            end,
+            scale: 0.15,
+            variation,
+            sinks,
+            relative: None,
+            chosen: None,
+            limit,
+        }
     }
 }
 

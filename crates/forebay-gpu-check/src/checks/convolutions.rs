@@ -87,10 +87,7 @@ impl Case {
             weights: weights.ptr(),
             channels,
             taps: self.taps,
-            states: DeltaStates {
-                floats: device_states.ptr(),
-                count: states.len() / state_floats,
-            },
+            states: DeltaStates { floats: device_states.ptr(), count: states.len() / state_floats },
             state_floats,
             first_float: BEFORE,
         };

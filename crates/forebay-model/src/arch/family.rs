@@ -3,7 +3,7 @@
 use forebay_compute::{Gating, NormForm, RopeLayout, Scoring};
 
 use super::architecture::{EmbeddingNorm, Gatings, OutputGate, QkNorm};
-use super::mtp_shape::MtpForm;
+use super::mtp_shape::MtpRule;
 use super::recurrent::{HeadOrder, StateRule};
 use super::shapes::{ExpertInput, LatentNorm, NormLayout, StreamForm};
 use super::unrotated::Unrotated;
@@ -39,7 +39,7 @@ pub struct Files {
     /// True if Hugging Face folders hold gate and up as one matrix whose rows are those of gate and of up alternately.
     pub interleaved_gate_up: bool,
     /// Where Hugging Face folders have layers that predict further tokens, if forebay can use those of the family.
-    pub mtp: Option<MtpForm>,
+    pub mtp: Option<MtpRule>,
 }
 
 /// Role, GGUF name and Hugging Face name of tensors. An empty name stands for the usual one.

@@ -4,8 +4,8 @@ use forebay_compute::{Growth, Temperature};
 use forebay_format::{Catalog, GgufMetadata};
 
 use super::architecture::{
-    Architecture, Attention, AttentionBias, Latent, Layer, LayerEmbeddings, Naming, OutputGate,
-    QkNorm, Rope, Values,
+    Architecture, Attention, AttentionBias, Gatings, Latent, Layer, LayerEmbeddings, Naming,
+    OutputGate, QkNorm, Rope, Values,
 };
 use super::deepseek4::of_gguf;
 use super::families;
@@ -13,9 +13,10 @@ use super::family::{Factors, Family};
 use super::gguf_experts::{gating, has_experts};
 use super::gguf_indexer::{choices, indexer};
 use super::gguf_keys::Keys;
-use super::gguf_layers::{CLAMP, OUTPUT_SCALE, TEMPERATURE, layers, refuse_variants};
+use super::gguf_layers::{CLAMP, OUTPUT_SCALE, TEMPERATURE, gatings, layers, refuse_variants};
 use super::gguf_recurrent::recurrent;
 use super::gguf_rope::{latent_magnitude, original_context, ropes, scaling};
+use super::gguf_windows::windows;
 use super::indexer::with_indexer;
 use super::layers::{temper, used};
 use super::unrotated::Unrotated;
@@ -104,6 +105,23 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
     };
     keys.finish()?;
     Ok(architecture)
+}
+
+/// Returns the window and the gatings of its own of the predicting layer, which has number `layer` and comes after those that every
+/// token goes through. `has_windows` says if one of those has a window.
+///
+/// # Errors
+/// Returns an error if lists of the file have no entry for the layer.
+pub(super) fn predicting_layer(
+    catalog: &Catalog,
+    family: &'static Family,
+    (layer, has_windows): (usize, bool),
+) -> Result<(Option<usize>, Option<Gatings>), ModelError> {
+    let Some(metadata) = catalog.gguf() else { return Ok((None, None)) };
+    let architecture = metadata.architecture().unwrap_or_default();
+    let keys = Keys::new(metadata, architecture, family.name);
+    let window = if has_windows { windows(&keys, family, layer + 1)?[layer] } else { None };
+    Ok((window, gatings(&keys, family, layer)?))
 }
 
 /// Returns the factors of embeddings, of outputs added to the residual stream, and of logits.

@@ -92,7 +92,11 @@ pub(super) fn layers(
 }
 
 /// Returns the gatings of a layer with limits of its own.
-fn gatings(keys: &Keys<'_>, family: &Family, layer: usize) -> Result<Option<Gatings>, ModelError> {
+pub(super) fn gatings(
+    keys: &Keys<'_>,
+    family: &Family,
+    layer: usize,
+) -> Result<Option<Gatings>, ModelError> {
     if matches!(family.feed_forward.gating, Gating::Xielu { .. }) {
         let own = xielu(keys, layer)?;
         return Ok(Some(Gatings { experts: own, others: own }));

@@ -1,15 +1,18 @@
 //! Layers that predict further tokens (multi-token prediction: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2).
 //!
-//! Such a layer takes the state of a token behind the model's last layer, normed as for the logits, and the embedding of the next
-//! token. It joins both by a projection and predicts the token after the next one. A file may have several of them. forebay uses the
+//! Such a layer takes the state of a token after the model's last layer and the embedding of the next
+//! token. In most families, the state is normed as for the logits. It joins both by a projection and predicts the token after the next one. A file may have several of them. forebay uses the
 //! first one.
 
 use forebay_format::Catalog;
 
-use super::architecture::{Architecture, EmbeddingNorm, FeedForward, Layer, Mixer, Naming};
+use super::architecture::{
+    Architecture, EmbeddingNorm, Experts, FeedForward, Layer, Mixer, Naming,
+};
 use super::check::check;
 use super::families::{self, by_name};
-use super::mtp_shape::{Mtp, MtpForm, MtpNames};
+use super::gguf;
+use super::mtp_shape::{Mtp, MtpForm, MtpNames, MtpRule};
 use super::names::Names;
 use super::shapes::NormLayout;
 use crate::ModelError;
@@ -32,12 +35,17 @@ pub(super) fn add_mtp(
     catalog: &Catalog,
 ) -> Result<(), ModelError> {
     let family = by_name(architecture.family).expect("descriptions are of known families");
-    let Some(form) = family.files.mtp else {
+    let Some(MtpRule { form, raw_states, norm_form }) = family.files.mtp else {
         let known = families::with_mtp().collect::<Vec<_>>().join(", ");
         let family = family.name;
         let why = format!("forebay uses such layers of {known}, and this is {family}");
         return Err(ModelError::NoMtp { why });
     };
+    if form == MtpForm::InGguf && architecture.naming != Naming::Gguf {
+        let family = family.name;
+        let why = format!("forebay uses such layers of {family} from GGUF files only");
+        return Err(ModelError::NoMtp { why });
+    }
     let layer = architecture.layers.len();
     let names = Names::new(architecture.naming, family);
     let of = |prefix| MtpNames { layer, prefix, last_norm: false };
@@ -57,10 +65,14 @@ pub(super) fn add_mtp(
     };
     let own = MtpNames { last_norm: !has(own, "norm") && has(own, "last_norm"), ..own };
     let names = names.with_mtp(Some(own));
-    let is_attention = |layer: &&Layer| layer.mixer == Mixer::Attention;
-    let Some(last) = architecture.layers.iter().rfind(is_attention).cloned() else {
-        let why = "forebay knows predicting layers with attention only".into();
-        return Err(ModelError::NoMtp { why });
+    // Attention is that of the last layer that has a window if this one has, too.
+    let has_windows = architecture.layers.iter().any(|layer| layer.window.is_some());
+    let (window, gatings) = gguf::predicting_layer(catalog, family, (layer, has_windows))?;
+    let is_alike =
+        |of: &&Layer| of.mixer == Mixer::Attention && of.window.is_some() == window.is_some();
+    let Some(last) = architecture.layers.iter().rfind(is_alike).cloned() else {
+        let why = "forebay knows predicting layers with attention like that of another layer only";
+        return Err(ModelError::NoMtp { why: why.into() });
     };
     let count = architecture.attentions.len();
     // If only some layers choose their keys, the layer's own tensors say if it does.
@@ -85,14 +97,25 @@ pub(super) fn add_mtp(
         own_embedding: has(own, "embedding"),
         own_head: has(own, "head"),
         own_norm: has(own, "norm"),
+        raw_states,
+        norm_form,
         names: own,
     });
-    let mut feed_forward = last.feed_forward.clone();
-    if let FeedForward::Experts(experts) = &mut feed_forward {
-        // Pruned models may have another number in this layer.
-        experts.count = names.routed_experts(catalog, layer).unwrap_or(experts.count);
-    }
-    architecture.layers.push(Layer { attention, feed_forward, ..last });
+    // The layer is a mixture or not whatever the one with that attention is.
+    let with_experts = architecture.layers.iter().rfind(|of| of.feed_forward.has_experts());
+    let feed_forward = match (names.routed_experts(catalog, layer), with_experts) {
+        (Some(count), Some(of)) => match of.feed_forward.clone() {
+            // Pruned models may have another number in this layer.
+            FeedForward::Experts(experts) => FeedForward::Experts(Experts { count, ..experts }),
+            other => other,
+        },
+        _ => match (names.dense_width(catalog, layer), &last.feed_forward) {
+            (Some(width), _) => FeedForward::Dense { width, cut: None },
+            (None, of) => of.clone(),
+        },
+    };
+    let gatings = gatings.or(last.gatings);
+    architecture.layers.push(Layer { attention, feed_forward, gatings, ..last });
     Ok(())
 }
 
@@ -124,7 +147,7 @@ impl Architecture {
         if self.mtp.is_none() {
             return Ok(());
         }
-        let plain = self.layers.iter().all(|layer| layer.window.is_none())
+        let plain = self.layers.iter().all(|layer| !layer.chunked)
             && self.streams.is_none()
             && self.ngrams.is_none()
             && self.layer_embeddings.is_none()
@@ -142,7 +165,7 @@ impl Architecture {
             "predicting layer",
             self.main_layers(),
             plain && last.is_some() && self.main_layers() > 0,
-            "forebay knows one with attention and a feed-forward, of models without windows and with one residual stream",
+            "forebay knows one with attention and a feed-forward, of models without chunks and with one residual stream",
         )
     }
 }

@@ -1,5 +1,6 @@
 //! The forms of layers that predict further tokens, and the names of their tensors.
 
+use forebay_compute::NormForm;
 use serde::Serialize;
 
 /// Where Hugging Face folders have layers that predict further tokens.
@@ -7,8 +8,26 @@ use serde::Serialize;
 pub enum MtpForm {
     /// In a module `mtp` beside the model's layers (Qwen3-Next, Qwen3.5).
     Beside,
-    /// Behind the last of the model's layers (DeepSeek-V3, GLM-4.5). GGUF files of all families have this form.
+    /// After the last of the model's layers (DeepSeek-V3, GLM-4.5). GGUF files of all families have this form.
     Behind,
+    /// Known in GGUF files only.
+    InGguf,
+}
+
+/// What differs between the predicting layers of families.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MtpRule {
+    pub form: MtpForm,
+    /// True if the layer takes the state of a token before the model's last norm.
+    pub raw_states: bool,
+    /// Form of the norm before the layer's output projection.
+    pub norm_form: NormForm,
+}
+
+impl MtpRule {
+    pub const fn of(form: MtpForm) -> MtpRule {
+        MtpRule { form, raw_states: false, norm_form: NormForm::RootMeanSquare }
+    }
 }
 
 /// The predicting layer, which is the last one of [`Architecture::layers`].
@@ -22,6 +41,11 @@ pub struct Mtp {
     pub own_head: bool,
     /// True if it has a norm before the output projection. Otherwise it uses the model's.
     pub own_norm: bool,
+    /// True if it takes the state of a token before the model's last norm.
+    pub raw_states: bool,
+    /// Form of its norm before the output projection.
+    #[serde(skip)]
+    pub(crate) norm_form: NormForm,
     #[serde(skip)]
     pub(crate) names: MtpNames,
 }

@@ -366,6 +366,11 @@ impl Names {
 
     /// Returns the name of a tensor of layer `layer` by its role in the decoder.
     pub fn layer(&self, layer: usize, role: &str) -> String {
+        let predicts = self.mtp.is_some_and(|mtp| mtp.layer == layer);
+        let predicting = || with_role(self.family.files.names, &format!("predicting_{role}"));
+        if let Some((gguf, hf)) = Some(()).filter(|()| predicts).and_then(|()| predicting()) {
+            return self.of_layer(layer, gguf, hf);
+        }
         let own = with_role(self.family.files.names, role);
         let usual = with_role(LAYER, role).or(own);
         let usual = usual.unwrap_or_else(|| unreachable!("no tensor has the role {role}"));
@@ -397,6 +402,14 @@ impl Names {
         let router = catalog.tensor(&self.layer(layer, "router"))?;
         match router.shape[..] {
             [experts, _] => usize::try_from(experts).ok(),
+            _ => None,
+        }
+    }
+
+    /// Returns the width of the dense feed-forward of a layer, whose matrix is `[width, hidden]`, if the files have a plain one.
+    pub fn dense_width(&self, catalog: &Catalog, layer: usize) -> Option<usize> {
+        match catalog.tensor(&self.layer(layer, "up"))?.shape[..] {
+            [width, _] => usize::try_from(width).ok(),
             _ => None,
         }
     }

@@ -166,6 +166,11 @@ impl<'a> Step<'a> {
         }
     }
 
+    /// Returns true if the states of tokens after the last layer are kept as they are before the last norm.
+    pub fn keeps_raw_states(&self) -> bool {
+        self.architecture.mtp.is_some_and(|mtp| mtp.raw_states)
+    }
+
     /// Returns the gates of the output that [`Backend::norm`] adds for the next block, if the model has such.
     pub fn added_gate(&self, block: NextBlock) -> Option<&'a ResidualGate> {
         let (layer, is_mixer) = self.added(block);
@@ -642,7 +647,8 @@ pub trait Backend: Send {
         panic!("a selection of {} rows by a backend that gives all logits", step.outputs.len());
     }
 
-    /// Appends the normalised residual stream behind the last layer, `[rows, hidden]`, of rows of the pass that has just ended.
+    /// Appends the residual stream after the last layer, `[rows, hidden]`, of rows of the pass that has just ended. It is normed as for
+    /// the logits, if the model's predicting layer does not take it as it is ([`Step::keeps_raw_states`]).
     ///
     /// # Errors
     /// Returns an error if the device fails.

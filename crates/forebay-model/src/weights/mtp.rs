@@ -66,11 +66,14 @@ impl MtpWeights {
             true => Some(head(architecture, &name(names, "head"), tensors, blocks)?),
             false => None,
         };
+        // Norms that subtract the mean have biases, which no file has here.
+        let mut norm = tensors.norm(&norm, hidden)?;
+        norm.resize(of.norm_form.weights(hidden), 0.0);
         Ok(MtpWeights {
             join,
             embedding_norm: tensors.norm(&name(names, "embedding_norm"), hidden)?,
             hidden_norm: tensors.norm(&name(names, "hidden_norm"), hidden)?,
-            norm: tensors.norm(&norm, hidden)?,
+            norm,
             embedding,
             head,
         })

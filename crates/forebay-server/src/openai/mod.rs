@@ -210,7 +210,8 @@ impl Parts {
         let reported = !tokens.is_empty();
         match self.head.endpoint {
             Endpoint::Chat => {
-                let mut logprobs = reported.then(|| answer::chat_logprobs(tokens)).unwrap_or_default();
+                let mut logprobs =
+                    reported.then(|| answer::chat_logprobs(tokens)).unwrap_or_default();
                 if pieces.is_empty() && !logprobs.is_null() {
                     let part = answer::choice_part(choice, json!({}), logprobs.take(), None);
                     self.part(Some(part), None, out);

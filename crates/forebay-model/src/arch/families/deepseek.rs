@@ -6,13 +6,13 @@ use super::super::architecture::OutputGate;
 use super::super::family::{
     Attention, Family, FeedForward, Files, Indexers, Layers, OwnNames, Recurrence, Rotation,
 };
-use super::super::mtp_shape::MtpForm;
+use super::super::mtp_shape::{MtpForm, MtpRule};
 use super::super::recurrent::StateRule;
 use super::super::shapes::{LatentNorm, StreamForm, StreamsEnd};
 
 /// Common properties of models with latent attention to keys that an indexer chooses.
 const INDEXED: Family = Family {
-    files: Files { mtp: Some(MtpForm::Behind), ..Files::BASE },
+    files: Files { mtp: Some(MtpRule::of(MtpForm::Behind)), ..Files::BASE },
     attention: Attention { latent: true, ..Attention::BASE },
     rotation: Rotation::PAIRS,
     feed_forward: FeedForward::CORRECTED_EXPERTS,
@@ -45,7 +45,7 @@ pub(super) const FAMILIES: &[Family] = &[
         files: Files {
             gguf: &["deepseek2"],
             huggingface: &["deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"],
-            mtp: Some(MtpForm::Behind),
+            mtp: Some(MtpRule::of(MtpForm::Behind)),
             ..Files::BASE
         },
         attention: Attention { latent: true, ..Attention::BASE },
@@ -118,7 +118,7 @@ pub(super) const FAMILIES: &[Family] = &[
         files: Files {
             gguf: &["bailingmoe3"],
             huggingface: &["bailing_hybrid"],
-            mtp: Some(MtpForm::Behind),
+            mtp: Some(MtpRule::of(MtpForm::Behind)),
             names: BAILING,
             ..Files::BASE
         },

@@ -7,7 +7,7 @@ use super::super::family::{
     Attention, Ends, Family, FeedForward, Files, Indexers, Layers, OwnNames, Rotation, WindowTheta,
     Windows,
 };
-use super::super::mtp_shape::MtpForm;
+use super::super::mtp_shape::{MtpForm, MtpRule};
 use super::super::shapes::NormLayout;
 use super::super::unrotated::Unrotated;
 
@@ -17,6 +17,9 @@ const HUNYUAN: Family = Family {
     ..Family::BASE
 };
 
+/// Predicting layers that take states before the model's last norm.
+const OF_RAW_STATES: MtpRule = MtpRule { raw_states: true, ..MtpRule::of(MtpForm::InGguf) };
+
 pub(super) const FAMILIES: &[Family] = &[
     Family {
         name: "mimo2",
@@ -24,6 +27,7 @@ pub(super) const FAMILIES: &[Family] = &[
             gguf: &["mimo2"],
             huggingface: &["mimo_v2_flash"],
             names: &[("sinks", "attn_sinks.weight", "self_attn.attention_sink_bias")],
+            mtp: Some(OF_RAW_STATES),
             ..Files::BASE
         },
         rotation: Rotation { of_windows: Some(WindowTheta::Of(10_000.0)), ..Rotation::BASE },
@@ -35,7 +39,7 @@ pub(super) const FAMILIES: &[Family] = &[
         files: Files {
             gguf: &["glm4moe"],
             huggingface: &["glm4_moe"],
-            mtp: Some(MtpForm::Behind),
+            mtp: Some(MtpRule::of(MtpForm::Behind)),
             names: &[(
                 "feed_forward_norm",
                 "post_attention_norm.weight",
@@ -59,7 +63,7 @@ pub(super) const FAMILIES: &[Family] = &[
         files: Files {
             gguf: &["hy_v3"],
             huggingface: &["hy_v3"],
-            mtp: Some(MtpForm::Behind),
+            mtp: Some(MtpRule::of(MtpForm::Behind)),
             names: &[
                 ("router", "", "mlp.router.gate.weight"),
                 ("correction_bias", "", "mlp.expert_bias"),
@@ -155,6 +159,7 @@ pub(super) const FAMILIES: &[Family] = &[
                 ("shared_down", "", "share_expert.down_proj.weight"),
             ],
             norms_less_one: true,
+            mtp: Some(OF_RAW_STATES),
             ..Files::BASE
         },
         attention: Attention {

@@ -1,11 +1,12 @@
 //! Models with recurrent layers of the kinds of Mamba and LFM.
 
-use forebay_compute::{Gating, RopeLayout, Scoring};
+use forebay_compute::{Gating, NormForm, RopeLayout, Scoring};
 
 use super::super::architecture::QkNorm;
 use super::super::family::{
     Attention, Ends, Factors, Family, FeedForward, Files, Layers, OwnNames, Recurrence, Rotation,
 };
+use super::super::mtp_shape::{MtpForm, MtpRule};
 use super::super::recurrent::StateRule;
 use super::super::shapes::NormLayout;
 
@@ -17,8 +18,12 @@ const LFM2: Family = Family {
     ..Family::BASE
 };
 
+/// The norm before the logits of the predicting layer subtracts the mean.
+const NEMOTRON_H_MTP: MtpRule =
+    MtpRule { norm_form: NormForm::Layer, ..MtpRule::of(MtpForm::InGguf) };
+
 const NEMOTRON_H: Family = Family {
-    files: Files { names: NEMOTRON_H_NAMES, ..Files::BASE },
+    files: Files { names: NEMOTRON_H_NAMES, mtp: Some(NEMOTRON_H_MTP), ..Files::BASE },
     rotation: Rotation { rotates: false, ..Rotation::BASE },
     recurrence: Recurrence { rule: Some(StateRule::Mamba2), ..Recurrence::BASE },
     feed_forward: FeedForward { gating: Gating::SquaredRelu, ..FeedForward::BASE },
@@ -163,6 +168,7 @@ const NEMOTRON_H_NAMES: OwnNames = &[
     ("final_norm", "output_norm.weight", "norm_f.weight"),
     ("attention_norm", "attn_norm.weight", "norm.weight"),
     ("feed_forward_norm", "attn_norm.weight", "norm.weight"),
+    ("predicting_feed_forward_norm", "post_attention_norm.weight", ""),
     ("q", "attn_q.weight", "mixer.q_proj.weight"),
     ("k", "attn_k.weight", "mixer.k_proj.weight"),
     ("v", "attn_v.weight", "mixer.v_proj.weight"),

@@ -4,7 +4,7 @@ use super::super::architecture::{OutputGate, QkNorm};
 use super::super::family::{
     Attention, Family, FeedForward, Files, Indexers, Layers, OwnNames, Recurrence,
 };
-use super::super::mtp_shape::MtpForm;
+use super::super::mtp_shape::{MtpForm, MtpRule};
 use super::super::recurrent::{HeadOrder, StateRule};
 use super::super::shapes::{NormLayout, StreamForm};
 
@@ -12,7 +12,7 @@ use super::super::shapes::{NormLayout, StreamForm};
 const QWEN_NEXT: Family = Family {
     files: Files {
         norms_less_one: true,
-        mtp: Some(MtpForm::Beside),
+        mtp: Some(MtpRule::of(MtpForm::Beside)),
         names: &[
             ("feed_forward_norm", "post_attention_norm.weight", "post_attention_layernorm.weight"),
             ("shared_gate", "ffn_gate_shexp.weight", "mlp.shared_expert.gate_proj.weight"),

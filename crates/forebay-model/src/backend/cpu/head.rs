@@ -33,7 +33,7 @@ impl CpuBackend {
         }
         let normed = &mut scratch.normed[..rows * hidden];
         let epsilon = step.architecture.stream_epsilon();
-        let form = step.architecture.norm_form;
+        let form = step.head_norm_form();
         norm_or_copy(cpu, form, block_out, step.head_norm(), epsilon, normed);
         let (head, first_block) = step.head();
         let ty = head[0].matrix.ty;
@@ -88,7 +88,7 @@ impl CpuBackend {
         let Scratch { x, streams, predicted, rows: numbers, .. } = &mut self.scratch;
         let out = &mut out[base..];
         collapse_at_end(&self.cpu, (x, streams, predicted, numbers), step, rows.start, out);
-        if let Some(weight) = weight {
+        if let Some(weight) = weight.as_ref().filter(|_| !step.keeps_raw_states()) {
             self.cpu.norm_in_place(step.architecture.norm_form, out, weight, epsilon);
         }
     }

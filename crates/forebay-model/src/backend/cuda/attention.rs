@@ -3,7 +3,8 @@
 use forebay_compute::{GateFunction, Growth, RopeLayout, Temperature};
 use forebay_cuda::{
     Added, Attention, AttentionInputs, AttentionScratch, Columns, DevicePtr, HeadGates, HeadInput,
-    Norm, Normed, PassRows, RelativeBiases, Rotation, RowTemperature, converts_outputs, takes_inputs,
+    Norm, Normed, PassRows, RelativeBiases, Rotation, RowTemperature, converts_outputs,
+    takes_inputs,
 };
 
 use super::backend::CudaBackend;
@@ -422,8 +423,7 @@ impl CudaBackend {
         let mixed = self.mixed(step);
         let is_gated = attention.output_gate != OutputGate::None;
         let output_norm = self.layer_vectors(step).attention_output_norm;
-        let changes =
-            attention.latent.is_some() || is_gated || output_norm.is_some() || mixed > 1;
+        let changes = attention.latent.is_some() || is_gated || output_norm.is_some() || mixed > 1;
         let converts = converts_outputs(shape, &rows) && !changes;
         let width = attention.heads * shape.dim_v;
         let also = match converts {

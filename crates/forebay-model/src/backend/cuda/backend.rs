@@ -621,7 +621,8 @@ impl Backend for CudaBackend {
     ) -> Result<(), ModelError> {
         let (hidden, base) = (step.architecture.hidden, out.len());
         out.resize(base + rows.len() * hidden, 0.0);
-        let from = self.float(self.at().normed).offset(rows.start * hidden);
+        let at = if step.keeps_raw_states() { self.at().x } else { self.at().normed };
+        let from = self.float(at).offset(rows.start * hidden);
         Ok(self.gpu.download_into(from, &mut out[base..])?)
     }
 

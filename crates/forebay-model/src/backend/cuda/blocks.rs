@@ -58,7 +58,11 @@ impl CudaBackend {
             _ => None,
         };
         self.products().changed(x);
-        let (out, form) = (Normed { rows, also }, device_form(step.architecture.norm_form));
+        let form = match block {
+            NextBlock::Head => step.head_norm_form(),
+            _ => step.architecture.norm_form,
+        };
+        let (out, form) = (Normed { rows, also }, device_form(form));
         self.gpu.norm_of_scaled(form, x, (added, factor), &norm, out, (step.count, flag))?;
         match block {
             NextBlock::Attention => self.keep_input(step),

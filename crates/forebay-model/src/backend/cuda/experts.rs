@@ -252,11 +252,7 @@ impl CudaBackend {
     }
 
     /// Multiplies the outputs of all pairs by factors, and norms them, if the model does.
-    fn norm_outputs(
-        &self,
-        step: &Step<'_>,
-        outputs: &ExpertOutputs,
-    ) -> Result<(), ModelError> {
+    fn norm_outputs(&self, step: &Step<'_>, outputs: &ExpertOutputs) -> Result<(), ModelError> {
         let Some([factors, weight]) = self.layer_vectors(step).expert_output_norm else {
             return Ok(());
         };
