@@ -1,8 +1,7 @@
 //! Named points of the program at which a test can send a signal to the process. Tests of kills and interrupts then do
 //! not depend on time.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rustix::process::{Signal, getpid, kill_process};
 
@@ -14,7 +13,7 @@ struct Wanted {
     signal: Signal,
     count: usize,
     point: String,
-    reached: AtomicUsize,
+    reached: Mutex<usize>,
 }
 
 /// Tells tests that the program is at this point. Without the variable, this does nothing.
@@ -30,7 +29,10 @@ pub fn reached(point: &str) {
         wanted
     });
     let Some(wanted) = wanted.as_ref().filter(|wanted| wanted.point == point) else { return };
-    if wanted.reached.fetch_add(1, Ordering::SeqCst) + 1 == wanted.count {
+    // Another thread that reaches the point waits until the signal is sent, so it does nothing more before it arrives.
+    let mut reached = wanted.reached.lock().unwrap_or_else(PoisonError::into_inner);
+    *reached += 1;
+    if *reached == wanted.count {
         // A process may always send itself a signal.
         let _ = kill_process(getpid(), wanted.signal);
     }
@@ -47,7 +49,7 @@ fn parse(text: &str) -> Option<Wanted> {
     };
     let count = parts.next()?.parse().ok().filter(|count| *count > 0)?;
     let point = parts.next()?.to_owned();
-    Some(Wanted { signal, count, point, reached: AtomicUsize::new(0) })
+    Some(Wanted { signal, count, point, reached: Mutex::new(0) })
 }
 
 #[cfg(test)]
