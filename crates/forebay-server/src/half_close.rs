@@ -15,7 +15,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::Version;
 use futures_util::task::AtomicWaker;
-use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
@@ -32,7 +32,10 @@ pub struct Exchange {
     is_open: AtomicBool,
     /// True if something of the answer was written.
     has_begun: AtomicBool,
+    /// True if the client has closed its side.
+    has_ended: AtomicBool,
     reader: AtomicWaker,
+    body: AtomicWaker,
 }
 
 impl Exchange {
@@ -59,8 +62,6 @@ impl Drop for Answering {
 pub struct Patient {
     stream: Box<dyn Connection>,
     exchange: Arc<Exchange>,
-    /// True if the client has closed its side.
-    has_ended: bool,
     /// True if the interim answer was sent.
     was_asked: bool,
     look: Option<Pin<Box<Sleep>>>,
@@ -68,7 +69,7 @@ pub struct Patient {
 
 impl Patient {
     pub fn new(stream: Box<dyn Connection>, exchange: Arc<Exchange>) -> Patient {
-        Patient { stream, exchange, has_ended: false, was_asked: false, look: None }
+        Patient { stream, exchange, was_asked: false, look: None }
     }
 
     /// Asks the client for a sign of life. Returns an error if the connection is closed.
@@ -103,7 +104,8 @@ impl AsyncRead for Patient {
             if buffer.filled().len() > before || buffer.remaining() == 0 {
                 return Poll::Ready(Ok(()));
             }
-            this.has_ended = true;
+            this.exchange.has_ended.store(true, Ordering::Release);
+            this.exchange.body.wake();
             this.exchange.reader.register(context.waker());
             if !this.exchange.is_open.load(Ordering::Acquire) {
                 return Poll::Ready(Ok(()));
@@ -150,6 +152,51 @@ impl AsyncWrite for Patient {
 
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
+    }
+}
+
+/// The body of a request. It is an error if the client closes its side before the end.
+pub struct Received {
+    body: Incoming,
+    exchange: Arc<Exchange>,
+}
+
+impl Received {
+    pub fn new(body: Incoming, exchange: Arc<Exchange>) -> Received {
+        Received { body, exchange }
+    }
+}
+
+impl HttpBody for Received {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let this = &mut *self;
+        this.exchange.body.register(context.waker());
+        if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(context) {
+            return Poll::Ready(frame.map(|frame| frame.map_err(axum::Error::new)));
+        }
+        // The connection reads only what the body lacks, so there is nothing more after the end.
+        match this.exchange.has_ended.load(Ordering::Acquire) {
+            true => {
+                let why = "the client closed the connection before its end";
+                let error = io::Error::new(io::ErrorKind::UnexpectedEof, why);
+                Poll::Ready(Some(Err(axum::Error::new(error))))
+            }
+            false => Poll::Pending,
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 

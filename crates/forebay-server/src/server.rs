@@ -31,7 +31,7 @@ use crate::caller;
 use crate::connections::{Connections, Place, Taken};
 use crate::error::ApiError;
 use crate::files::{self, FilesOptions};
-use crate::half_close::{Answered, Exchange, Patient};
+use crate::half_close::{Answered, Exchange, Patient, Received};
 use crate::large::{self, Cleaner, LargeRequests};
 use crate::models::Models;
 use crate::request_log::{self, Logging, Remote};
@@ -270,7 +270,7 @@ impl Service {
             let (answering, in_work) = (exchange.begin(request.version()), own.request());
             request.extensions_mut().insert(Remote(remote));
             paths::make_canonical(request.uri_mut());
-            let answer = router.call(request);
+            let answer = router.call(request.map(|body| Received::new(body, exchange.clone())));
             async move {
                 let answer = answer.await?;
                 Ok::<_, Infallible>(answer.map(|body| Answered::new(body, (answering, in_work))))

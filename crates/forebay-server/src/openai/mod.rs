@@ -207,11 +207,12 @@ impl Parts {
 
     /// Adds parts for pieces. All but the last have no probabilities.
     fn pieces(&mut self, choice: usize, pieces: &[Piece], tokens: &[Token], out: &mut String) {
-        let reported = !tokens.is_empty();
         match self.head.endpoint {
             Endpoint::Chat => {
-                let mut logprobs =
-                    reported.then(|| answer::chat_logprobs(tokens)).unwrap_or_default();
+                let mut logprobs = match tokens {
+                    [] => Value::Null,
+                    _ => answer::chat_logprobs(tokens),
+                };
                 if pieces.is_empty() && !logprobs.is_null() {
                     let part = answer::choice_part(choice, json!({}), logprobs.take(), None);
                     self.part(Some(part), None, out);
@@ -230,9 +231,10 @@ impl Parts {
                 if text.is_empty() && tokens.is_empty() {
                     return;
                 }
-                let offset = self.offsets[choice];
-                let logprobs = reported.then(|| answer::completion_logprobs(tokens, offset));
-                let logprobs = logprobs.unwrap_or_default();
+                let logprobs = match tokens {
+                    [] => Value::Null,
+                    _ => answer::completion_logprobs(tokens, self.offsets[choice]),
+                };
                 self.offsets[choice] += text.chars().count();
                 self.part(Some(completion_part(choice, &text, logprobs, None)), None, out);
             }

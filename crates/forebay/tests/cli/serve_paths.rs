@@ -143,6 +143,23 @@ fn clients_that_have_sent_all_get_their_answers() {
 }
 
 #[test]
+fn clients_that_close_their_side_in_the_middle_of_a_body_learn_it_at_once() {
+    let server = Server::start(&[]);
+    for (headers, part) in
+        [("Content-Length: 1000", "{\"prompt\":"), ("Transfer-Encoding: chunked", "9\r\n{\"pro")]
+    {
+        let mut stream = TcpStream::connect(&server.address).unwrap();
+        let head = format!("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n\r\n");
+        stream.write_all((head + part).as_bytes()).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        // A client that only is slow would get another answer, 20 s later.
+        assert!(answer.contains(" 400 ") && answer.contains("before its end"), "{answer}");
+    }
+}
+
+#[test]
 fn headers_say_which_request_it_was_and_who_may_read_it() {
     let server = Server::start(&[]);
     let ask = |headers: &str| {
