@@ -16,7 +16,7 @@ use forebay_model::ModelError;
 use forebay_model::sampling::Sampling;
 
 /// Checks that take little time, at least one of each family.
-const KERNELS: [&str; 45] = [
+const KERNELS: [&str; 47] = [
     "buffers",
     "gdeflate",
     "zstd",
@@ -35,6 +35,8 @@ const KERNELS: [&str; 45] = [
     "attention prompt f16 24/16",
     "attention prompt q8_0 24/16",
     "attention general f32 33/17",
+    "attention biases by distance f16",
+    "short convolutions",
     "attention latent f16",
     "attention rows f16 64/64",
     "attention rows q8_0 576/512",
@@ -126,7 +128,7 @@ fn passes(only: &[&str], settings: &[(&str, &str)], least: usize) {
 
 #[test]
 fn kernels() {
-    passes(&KERNELS, &[], 54);
+    passes(&KERNELS, &[], 56);
 }
 
 /// Runs threads and blocks in reverse order, and queued work only when the program waits for it.
@@ -167,6 +169,24 @@ fn models_with_experts() {
 #[test]
 fn models_made_by_scripts() {
     passes(&["model exact models/hunyuan_v1_moe", "model load models/hunyuan_v1_moe"], &[], 2);
+}
+
+/// Scores have biases by distance, and convolutions beside attention have states; gates mix the residual stream with outputs, which
+/// experts norm; xIELU has numbers of each layer.
+#[test]
+fn models_with_parts_of_their_own() {
+    let (inkling, muse) = ("models/inkling", "models/muse_spark");
+    let only =
+        ["exact", "many"].map(|check| [inkling, muse].map(|of| format!("model {check} {of}")));
+    let only: Vec<&str> = only.iter().flatten().map(String::as_str).collect();
+    passes(&only, &[("LAZY", "1")], 4);
+    passes(&["model states models/inkling", "model exact gguf/apertus"], &[], 2);
+}
+
+/// Predicting layers take states in different forms, and have windows, or attention and experts in one layer.
+#[test]
+fn models_that_propose_tokens() {
+    passes(&["model mtp gguf/step3p7_mtp", "model mtp gguf/nemotron_h_mtp"], &[], 2);
 }
 
 /// Layers have states, which alternate between two places from pass to pass.
