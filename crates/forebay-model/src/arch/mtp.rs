@@ -1,8 +1,8 @@
 //! Layers that predict further tokens (multi-token prediction: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2).
 //!
-//! Such a layer takes the state of a token after the model's last layer and the embedding of the next
-//! token. In most families, the state is normed as for the logits. It joins both by a projection and predicts the token after the next one. A file may have several of them. forebay uses the
-//! first one.
+//! Such a layer takes the state of a token after the model's last layer, in most families normed as for the logits, and the embedding of
+//! the next token. It joins both by a projection and predicts the token after the next one. A file may have several of them. forebay
+//! uses the first one.
 
 use forebay_format::Catalog;
 

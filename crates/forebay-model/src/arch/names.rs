@@ -366,9 +366,9 @@ impl Names {
 
     /// Returns the name of a tensor of layer `layer` by its role in the decoder.
     pub fn layer(&self, layer: usize, role: &str) -> String {
-        let predicts = self.mtp.is_some_and(|mtp| mtp.layer == layer);
-        let predicting = || with_role(self.family.files.names, &format!("predicting_{role}"));
-        if let Some((gguf, hf)) = Some(()).filter(|()| predicts).and_then(|()| predicting()) {
+        let predicting = |_| with_role(self.family.files.names, &format!("predicting_{role}"));
+        let of_mtp = self.mtp.filter(|mtp| mtp.layer == layer).and_then(predicting);
+        if let Some((gguf, hf)) = of_mtp {
             return self.of_layer(layer, gguf, hf);
         }
         let own = with_role(self.family.files.names, role);
