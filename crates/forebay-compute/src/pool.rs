@@ -19,6 +19,9 @@ use crate::buffer::SharedSlice;
 /// parked thread costs some 5 to 50 us, so spinning about that long loses at most half. [`Pool::set_spin`] changes it.
 const SPIN: Duration = Duration::from_micros(40);
 
+/// Number of multiply-adds below which a parallel region costs more than it saves.
+pub(crate) const SERIAL_WORK: usize = 128 * 1024;
+
 /// Number of pauses between two looks at the clock while spinning.
 const PAUSES_PER_LOOK: u32 = 32;
 

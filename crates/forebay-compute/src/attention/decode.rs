@@ -7,6 +7,7 @@ use super::choice::RowChoice;
 use super::{Attention, AttentionRun};
 use crate::cpu::Cpu;
 use crate::kv::{KV_BLOCK, KvCache, Read, with_rows};
+use crate::pool::SERIAL_WORK;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
 /// Number of positions in a chunk: 64 KiB of half-precision rows of 128 elements, which take some
@@ -15,9 +16,6 @@ pub(crate) const CHUNK: usize = 256;
 
 /// Number of KV blocks in a chunk.
 const BLOCKS: usize = CHUNK / KV_BLOCK;
-
-/// Number of multiply-adds below which a parallel region costs more than it saves.
-const SERIAL_WORK: usize = 128 * 1024;
 
 /// Number of accumulators of a block, enough to hide the latency of a multiply-add.
 const BLOCK: usize = 8;

@@ -187,13 +187,18 @@ impl Workspace {
             let mut scratch = self.workers[worker].lock().unwrap_or_else(PoisonError::into_inner);
             compute_chunks(pool, tasks, &next, &mut scratch);
         };
-        if pool.threads() == 1 || tasks.iter().map(Task::chunks).sum::<usize>() < 2 {
+        let chunks: usize = tasks.iter().map(Task::chunks).sum();
+        let products: usize = tasks.iter().map(|of| of.rows * of.cols * of.token_count).sum();
+        if pool.threads() == 1 || chunks < 2 || products < SERIAL_PRODUCTS {
             first();
             return region(0);
         }
         pool.run_after(first, &region);
     }
 }
+
+/// Number of multiply-adds below which a parallel region costs more than it saves. Every weight is read from memory for few of them.
+const SERIAL_PRODUCTS: usize = 32 * 1024;
 
 /// Number of chunks for each thread, over all tasks, with which threads finish at about the same time.
 const CHUNKS_OF_THREAD: usize = 8;

@@ -17,6 +17,7 @@ use self::steps::HeadSteps;
 use crate::buffer::SharedSlice;
 use crate::cpu::Cpu;
 use crate::ops::{logistic, norm_row};
+use crate::pool::SERIAL_WORK;
 use crate::simd::{LANES, dispatch};
 
 /// Columns of a product that belong to the heads. Those of a key head are consecutive, and those of the value heads that it
@@ -441,7 +442,11 @@ impl Steps<'_> {
         let (channels, matrix) = (shape.channels(), value_dim * key_dim);
         let of_head = shape.decay_width() + 1;
         let (states, out) = (SharedSlice::new(states), SharedSlice::new(out));
-        cpu.pool.for_each_chunk(runs.len() * value_heads, 1, |tasks| {
+        let tasks = runs.len() * value_heads;
+        let tokens: usize = runs.iter().map(|run| run.tokens).sum();
+        let work = 2 * tokens * value_heads * matrix;
+        let tasks_at_once = if work < SERIAL_WORK { tasks } else { 1 };
+        cpu.pool.for_each_chunk(tasks, tasks_at_once, |tasks| {
             for task in tasks {
                 let (index, head) = (task / value_heads, task % value_heads);
                 let run = &runs[index];
