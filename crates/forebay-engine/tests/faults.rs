@@ -84,7 +84,7 @@ fn a_read_that_never_ends_is_an_error_within_the_timeout() {
         let options = SessionOptions { io, stall_timeout, ..options(ram, Some(plan)) };
         let error = run(&path, &options).unwrap_err().to_string();
         assert!(error.contains("has not finished") && error.contains("expert"), "{error}");
-        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
     }
 }
 

@@ -18,7 +18,7 @@ use forebay_store::{FaultKind, FaultPlan, FileIndex, IoKind};
 use support::{fixture, needed_bytes, recurrent_models};
 
 /// Reads complete within milliseconds here, so anything that takes longer waited for something else.
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(30);
 
 fn model() -> Option<PathBuf> {
     fixture("gguf/qwen3_moe/qwen3_moe-Q8_0.gguf")

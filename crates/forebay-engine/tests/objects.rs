@@ -113,6 +113,9 @@ fn compare(server: &Server, url: &str, on_disk: &Path) {
     }
 }
 
+/// Time after which something that should end at once counts as hanging. Busy machines take seconds.
+const HANGS: Duration = Duration::from_secs(60);
+
 #[test]
 fn every_format_from_every_service() {
     let server = Server::start(Behaviour { one_in: 5, ..Behaviour::default() });
@@ -247,38 +250,36 @@ fn many_requests_hide_latency() {
     let options = [("connections", "32")];
     let (table, request) =
         open(&server, &["s3://box/m.safetensors"], &options, &Interrupt::new()).unwrap();
-    let started = Instant::now();
     let loaded = load_chosen(&table, &whole(&table), &request, &mut going_on).unwrap();
-    let seconds = started.elapsed().as_secs_f64();
     assert_equal(&loaded, &all);
-    // One request after the other would take more than 6 s.
-    assert!(seconds < 2.5, "{seconds} s");
     assert!(server.most_running() > 16);
 }
 
 #[test]
 fn late_answers_are_asked_for_again() {
     const LATE: &[Fault] = &[Fault::Slow(Duration::from_secs(4))];
+    // Longer than the test may take on a busy machine.
+    const NEVER: &[Fault] = &[Fault::Slow(Duration::from_secs(300))];
     let behaviour = Behaviour { latency: Duration::from_millis(20), ..Behaviour::default() };
     let server = Server::start(behaviour);
     let (file, all) = file_of(0, &[2 << 20; 32]);
     server.put("box/m.safetensors", file);
-    let load = |hedge: &str| {
+    let load = |hedge: &str, faults| {
         server.behave(behaviour);
         let options = [("hedge", hedge)];
         let url = ["s3://box/m.safetensors"];
         let (table, request) = open(&server, &url, &options, &Interrupt::new()).unwrap();
-        server.behave(Behaviour { one_in: 20, faults: LATE, ..behaviour });
+        server.behave(Behaviour { one_in: 20, faults, ..behaviour });
         server.take_asked();
         let started = Instant::now();
         let loaded = load_chosen(&table, &whole(&table), &request, &mut going_on).unwrap();
         assert_equal(&loaded, &all);
         (started.elapsed(), total(&server.take_asked()))
     };
-    let (seconds, asked) = load("false");
+    let (seconds, asked) = load("false", LATE);
     assert!(seconds >= Duration::from_secs(4), "{seconds:?}");
-    let (seconds, asked_more) = load("true");
-    assert!(seconds < Duration::from_secs(3), "{seconds:?}");
+    let (seconds, asked_more) = load("true", NEVER);
+    assert!(seconds < Duration::from_secs(200), "{seconds:?}");
     assert!(asked_more > asked, "no request was made twice");
 }
 
@@ -395,7 +396,7 @@ fn interrupts_and_dropped_streams_end_requests() {
     });
     let stopped = load_chosen(&table, &whole(&table), &request, &mut going_on);
     assert!(matches!(stopped, Err(EngineError::Interrupted)));
-    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert!(started.elapsed() < HANGS, "{:?}", started.elapsed());
     waits.join().unwrap();
     interrupt.clear();
 
@@ -407,7 +408,7 @@ fn interrupts_and_dropped_streams_end_requests() {
     };
     let stopped = load_chosen(&table, &whole(&table), &request, &mut enough);
     assert!(matches!(stopped, Err(EngineError::Interrupted)));
-    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert!(started.elapsed() < HANGS, "{:?}", started.elapsed());
 
     // A stream that is dropped.
     let started = Instant::now();
@@ -422,7 +423,7 @@ fn interrupts_and_dropped_streams_end_requests() {
     .unwrap();
     assert!(matches!(stream.next(Duration::from_millis(200)), Ok(Next::NotYet)));
     drop(stream);
-    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert!(started.elapsed() < HANGS, "{:?}", started.elapsed());
 
     // Opening.
     let started = Instant::now();
@@ -432,7 +433,7 @@ fn interrupts_and_dropped_streams_end_requests() {
         asks.request();
     });
     assert!(open(&server, &[url], &[], &interrupt).is_err());
-    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert!(started.elapsed() < HANGS, "{:?}", started.elapsed());
     waits.join().unwrap();
     drop((request, table));
     for _ in 0..100 {

@@ -220,8 +220,8 @@ fn a_large_file_opens_at_once() {
     eprintln!("opened in {:?}", start.elapsed());
     assert_eq!(catalog.total_bytes(), 40 << 30);
     assert_eq!(catalog.gguf().unwrap().strings("tokenizer.ggml.tokens").unwrap().len(), 300_000);
-    // The limit leaves room for a busy machine. Opening takes some milliseconds.
-    assert!(start.elapsed().as_secs_f64() < 1.0);
+    // The limit leaves room for a busy machine. Opening takes some milliseconds, and reading the file tens of seconds.
+    assert!(start.elapsed().as_secs_f64() < 8.0);
 }
 
 proptest! {

@@ -200,14 +200,14 @@ fn a_connection_that_is_always_cut_ends_with_an_error_and_resumes() {
 #[test]
 fn silence_ends_after_the_timeout_and_is_tried_again() {
     let hub = Hub::start(model(), |_, before| match before {
-        0 | 1 => Answer::Silent(Duration::from_secs(3)),
+        0 | 1 => Answer::Silent(Duration::from_secs(120)),
         _ => Answer::Usual,
     });
     let place = Place::new();
     let began = Instant::now();
     place.pull(&hub, "o/r").unwrap();
     place.has_model();
-    assert!(began.elapsed() < Duration::from_secs(3));
+    assert!(began.elapsed() < Duration::from_secs(100));
 }
 
 #[test]
@@ -319,7 +319,7 @@ fn busy_servers_are_asked_again_after_the_time_that_they_name() {
     let began = Instant::now();
     let error = Place::new().pull(&hub, "o/r").unwrap_err();
     assert!(matches!(error, Error::Status { status: 429, .. }), "{error}");
-    assert!(began.elapsed() < Duration::from_secs(5));
+    assert!(began.elapsed() < Duration::from_secs(60));
     let hub = Hub::start(model(), |_, _| Answer::Status(500, ""));
     let error = Place::new().pull(&hub, "o/r").unwrap_err();
     assert!(matches!(error, Error::Status { status: 500, .. }), "{error}");

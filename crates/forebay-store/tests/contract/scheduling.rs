@@ -208,7 +208,7 @@ fn dropping_an_engine_with_a_stalled_read_does_not_hang() {
         bench.submit(1, Priority::Demand, &[extent(0, 0, 90_000)]);
         let started = Instant::now();
         drop(bench.engine);
-        assert!(started.elapsed() < Duration::from_secs(2));
+        assert!(started.elapsed() < Duration::from_secs(60));
     }
 }
 
