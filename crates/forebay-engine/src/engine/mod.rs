@@ -316,16 +316,7 @@ impl Engine {
         if let Some(&id) = request.prompt.iter().find(|id| **id as usize >= vocabulary) {
             return Err(ModelError::TokenOutOfRange { id, vocabulary }.into());
         }
-        let mtp = self.session.runner.decoder.architecture().mtp;
-        if request.pooling.is_some() && mtp.is_some_and(|mtp| mtp.raw_states) {
-            return Err(EngineError::BadOption {
-                name: "--mtp",
-                value: "on".into(),
-                expected: "embeddings are normed states, and the layer that proposes tokens takes \
-                           other ones in this family: turn it off"
-                    .into(),
-            });
-        }
+        self.check_pooling(request)?;
         if self.waiting.len() >= self.waiting_max {
             return Err(EngineError::QueueFull { waiting: self.waiting.len() });
         }

@@ -8,6 +8,7 @@ use forebay_compute::RowKind;
 
 use super::Engine;
 use super::active::Active;
+use super::request::Request;
 use super::schedule::Part;
 use crate::EngineError;
 
@@ -18,6 +19,24 @@ impl Engine {
             self.session.follow(active.sequence, &active.tokens()[..active.done()]);
         }
         self.running.push(active);
+    }
+
+    /// Checks that the states of which a request wants an embedding are normed.
+    ///
+    /// # Errors
+    /// Returns an error if the predicting layer takes other states, because passes keep one kind.
+    pub(super) fn check_pooling(&self, request: &Request) -> Result<(), EngineError> {
+        let mtp = self.session.runner.decoder.architecture().mtp;
+        if request.pooling.is_none() || mtp.is_none_or(|mtp| !mtp.raw_states) {
+            return Ok(());
+        }
+        Err(EngineError::BadOption {
+            name: "--mtp",
+            value: "on".into(),
+            expected: "embeddings are normed states, and the layer that proposes tokens takes \
+                       other ones in this family: turn it off"
+                .into(),
+        })
     }
 
     /// Makes the sequence of the request that runs what it is without proposals.

@@ -12,6 +12,7 @@ use super::exchange_layout::ExchangeLayout;
 use super::expert_inputs::{has_own_input, router_rows};
 use super::indexer_layout::IndexerLayout;
 use super::kv_size::KvSize;
+use super::latent_layout::{LatentLayout, LatentWidths};
 use super::ngram_layout::NGramLayout;
 use super::prediction_layout::PredictionLayout;
 use super::selections::selection_words;
@@ -209,10 +210,7 @@ struct Widths {
     delta_mixed: usize,
     /// Outputs of recurrences beside attention; 0 without such layers.
     delta_beside: usize,
-    latent_q_a: usize,
-    latent_q: usize,
-    latent_kv_a: usize,
-    latent_heads: usize,
+    latent: LatentWidths,
     /// Output of attention of parallel blocks; 0 if there are none.
     beside: usize,
     /// Copy of the usual embeddings, embeddings for one layer, and for all layers; 0 if there are none for layers.
@@ -264,13 +262,15 @@ impl Widths {
             delta_products: delta(Recurrent::projected_width),
             delta_mixed: delta(Recurrent::channels),
             delta_beside: if architecture.has_beside() { values } else { 0 },
-            latent_q_a: latent(|of| of.query_rank.unwrap_or(0))
-                .max(architecture.most_of_shared(|shared| shared.query_rank)),
-            latent_q: heads * latent(|of| of.plain + of.rotary),
-            latent_kv_a: latent(|of| of.rank + of.rotary),
-            latent_heads: (heads * latent(|of| of.plain.max(of.value))).max(
-                architecture.most_of_shared(|shared| shared.output_groups * shared.output_rank),
-            ),
+            latent: LatentWidths {
+                q_a: latent(|of| of.query_rank.unwrap_or(0))
+                    .max(architecture.most_of_shared(|shared| shared.query_rank)),
+                q: heads * latent(|of| of.plain + of.rotary),
+                kv_a: latent(|of| of.rank + of.rotary),
+                heads: (heads * latent(|of| of.plain.max(of.value))).max(
+                    architecture.most_of_shared(|shared| shared.output_groups * shared.output_rank),
+                ),
+            },
             embedded: architecture.layer_embeddings.map_or(0, |_| hidden),
             beside: if architecture.norms == NormLayout::Parallel { hidden } else { 0 },
             layer_width,
@@ -512,7 +512,7 @@ impl ActivationLayout {
             },
             relative: words(batch * width.relative),
             convolved: words(batch * width.convolved),
-            latent: LatentLayout::new(heads_of_latent, &width, batch, &mut words),
+            latent: LatentLayout::new(heads_of_latent, &width.latent, batch, &mut words),
             embeddings: EmbeddingLayout {
                 usual: words(batch * width.embedded),
                 all: words(batch * width.layer_widths),
@@ -586,13 +586,7 @@ impl ActivationLayout {
                 beside: behind(self.delta.beside, width.delta_beside),
                 ..self.delta
             },
-            latent: LatentLayout {
-                q_a: behind(self.latent.q_a, width.latent_q_a),
-                q: behind(self.latent.q, width.latent_q),
-                kv_a: behind(self.latent.kv_a, width.latent_kv_a),
-                heads: behind(self.latent.heads, width.latent_heads),
-                ..self.latent
-            },
+            latent: self.latent.second_lane(&width.latent, first),
             router_input: behind(self.router_input, width.hidden),
             streams: self.streams.second_lane(architecture, first),
             indexer: self.indexer.second_lane(architecture.indexer(), first),
@@ -654,52 +648,4 @@ pub struct EmbeddingLayout {
     /// 0, 1, 2 ...: numbers of the rows that are read from the file, and how many these are; none if the model reads no rows.
     pub ids: u64,
     pub ids_count: usize,
-}
-
-/// Offsets of activations that only latent attention needs.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct LatentLayout {
-    /// Compressed queries `[batch, query rank]`, if the model has them.
-    pub q_a: u64,
-    /// Queries `[batch, heads, plain + rotary]`.
-    pub q: u64,
-    /// Latent vectors and the parts of keys that rotate `[batch, rank + rotary]`.
-    pub kv_a: u64,
-    /// Before attention, the parts of queries that do not rotate `[batch, heads, plain]`. After attention, values
-    /// `[batch, heads, value]`.
-    pub heads: u64,
-    /// Head of each entry for few tokens: 0, 1 ... for each token.
-    pub ids: u64,
-    pub ids_count: usize,
-    /// 0, 1 ... heads. For a single token, this is both `starts` and `rows`.
-    pub single: u64,
-    /// For many tokens, the index of each head's first entry `[heads + 1]`.
-    pub starts: u64,
-    /// For many tokens, the row of each entry.
-    pub rows: u64,
-}
-
-impl LatentLayout {
-    fn new(
-        heads: usize,
-        width: &Widths,
-        batch: usize,
-        words: &mut impl FnMut(usize) -> u64,
-    ) -> LatentLayout {
-        if heads == 0 {
-            return LatentLayout::default();
-        }
-        let ids_count = batch.min(DECODE_ROWS) * heads;
-        LatentLayout {
-            q_a: words(batch * width.latent_q_a),
-            q: words(batch * width.latent_q),
-            kv_a: words(batch * width.latent_kv_a),
-            heads: words(batch * width.latent_heads),
-            ids: words(ids_count),
-            ids_count,
-            single: words(heads + 1),
-            starts: words(heads + 1),
-            rows: words(batch * heads),
-        }
-    }
 }

@@ -29,6 +29,7 @@ mod indexer_layout;
 mod kv_layout;
 mod kv_size;
 mod lanes;
+mod latent_layout;
 mod layer_embeddings;
 mod layer_ring;
 mod layout;
