@@ -9,6 +9,7 @@ mod manifest;
 mod nvrtc;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -22,16 +23,26 @@ const KERNELS: &str = "crates/forebay-cuda/kernels";
 const ARCHIVE: &str = "ptx.zst";
 const MANIFEST: &str = "ptx.txt";
 
+/// The option with which this program compiles one module and prints its PTX.
+const MODULE: &str = "--module";
+
 /// Brings the archive up to date. With `--check`, compiles everything, writes nothing, and returns true if the archive
 /// equals the compiler's output.
 pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
+    let kernels = root.join(KERNELS);
+    let modules = manifest::read(&kernels)?;
     let check = match arguments {
         [] => false,
         [flag] if flag == "--check" => true,
-        _ => bail!("usage: cargo xtask ptx [--check]"),
+        [flag, name] if flag == MODULE => {
+            let module = modules.iter().find(|module| module.name == *name);
+            let module = module.with_context(|| format!("there is no module {name}"))?;
+            let source = kernels.join(&module.source);
+            print!("{}", Nvrtc::load()?.compile(&source, &module.options, &kernels)?);
+            return Ok(true);
+        }
+        _ => bail!("usage: cargo xtask ptx [--check | {MODULE} NAME]"),
     };
-    let kernels = root.join(KERNELS);
-    let modules = manifest::read(&kernels)?;
     let nvrtc = Nvrtc::load()?;
     if check {
         return compare(&kernels, &modules, &nvrtc);
@@ -44,7 +55,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         if let Ok(ptx) = std::fs::read_to_string(&path) {
             return Ok(Compiled { module, source_hash, ptx });
         }
-        let compiled = compile(&kernels, module, source_hash, &nvrtc)?;
+        let compiled = compile(module, source_hash)?;
         write(&path, compiled.ptx.as_bytes())?;
         println!("compiled {}", module.name);
         Ok(compiled)
@@ -60,7 +71,7 @@ fn compare(kernels: &Path, modules: &[Module], nvrtc: &Nvrtc) -> Result<bool> {
     let committed = read_manifest(kernels)?;
     let compiled = for_all(modules, |module| {
         let source_hash = manifest::hash(kernels, module, &nvrtc.version)?;
-        Ok(compile(kernels, module, source_hash, nvrtc)?.line())
+        Ok(compile(module, source_hash)?.line())
     })?;
     let mut lines = committed.lines.iter();
     let mut fresh = true;
@@ -80,15 +91,17 @@ fn compare(kernels: &Path, modules: &[Module], nvrtc: &Nvrtc) -> Result<bool> {
     Ok(fresh)
 }
 
-fn compile<'a>(
-    kernels: &Path,
-    module: &'a Module,
-    source_hash: String,
-    nvrtc: &Nvrtc,
-) -> Result<Compiled<'a>> {
-    let ptx = nvrtc
-        .compile(&kernels.join(&module.source), &module.options, kernels)
-        .with_context(|| format!("module {}", module.name))?;
+/// Compiles a module in a process of its own. NVRTC's output is not always the same when a process compiles several modules: of a
+/// hundred compilations beside those of other threads, about one gave the instructions another order.
+fn compile(module: &Module, source_hash: String) -> Result<Compiled<'_>> {
+    let what = || format!("module {}", module.name);
+    let own = std::env::current_exe()?;
+    let output = Command::new(own).args(["ptx", MODULE, &module.name]).output();
+    let output = output.with_context(what)?;
+    if !output.status.success() {
+        bail!("{}: {}", what(), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    let ptx = String::from_utf8(output.stdout).with_context(what)?;
     let ptx = archive::strip(module, &source_hash, &ptx);
     Ok(Compiled { module, source_hash, ptx })
 }
