@@ -20,7 +20,12 @@ use crate::buffer::SharedSlice;
 const SPIN: Duration = Duration::from_micros(40);
 
 /// Number of multiply-adds below which a parallel region costs more than it saves.
-pub(crate) const SERIAL_WORK: usize = 128 * 1024;
+const SERIAL_WORK: usize = 128 * 1024;
+
+/// Returns the number of tasks that a thread takes at once: one, or all of them if they are too little work for a parallel region.
+pub(crate) fn tasks_at_once(tasks: usize, work: usize) -> usize {
+    if work < SERIAL_WORK { tasks } else { 1 }
+}
 
 /// Number of pauses between two looks at the clock while spinning.
 const PAUSES_PER_LOOK: u32 = 32;

@@ -39,25 +39,21 @@ fn open(model: &Path, options: &SessionOptions) -> Session {
 fn referenced() -> Vec<(PathBuf, PathBuf, String, PathBuf)> {
     let mut all = Vec::new();
     for name in REFERENCED {
-        let mut reference = None;
+        let mut of_folder = None;
         if let Some(folder) = fixture(&format!("models/{name}")) {
-            let logits = folder.join("reference.safetensors");
-            reference = Some(folder.join("reference.json"));
-            all.push((
-                folder.clone(),
-                logits,
-                "mtp.short.logits".into(),
-                folder.join("reference.json"),
-            ));
+            let (logits, reference) =
+                (folder.join("reference.safetensors"), folder.join("reference.json"));
+            all.push((folder, logits, "mtp.short.logits".into(), reference.clone()));
+            of_folder = Some(reference);
         }
         let Some(folder) = fixture(&format!("gguf/{name}")) else { continue };
+        let reference = of_folder.unwrap_or_else(|| folder.join("reference.json"));
         let files = json(&folder.join("llamacpp.json"))["files"].clone();
         for (label, of) in files.as_object().unwrap() {
             let file = folder.join(of["file"].as_str().unwrap());
             let name = format!("{label}.exact.mtp.short.logits");
             let logits = folder.join("llamacpp.safetensors");
-            let own = folder.join("reference.json");
-            all.push((file, logits, name, reference.clone().unwrap_or(own)));
+            all.push((file, logits, name, reference.clone()));
         }
     }
     all

@@ -7,7 +7,7 @@ use super::choice::RowChoice;
 use super::{Attention, AttentionRun};
 use crate::cpu::Cpu;
 use crate::kv::{KV_BLOCK, KvCache, Read, with_rows};
-use crate::pool::SERIAL_WORK;
+use crate::pool::tasks_at_once;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
 /// Number of positions in a chunk: 64 KiB of half-precision rows of 128 elements, which take some
@@ -42,7 +42,7 @@ pub(super) fn run(
 
     let positions: usize = rows(runs, what).map(|row| row.seen()).sum();
     let work = shape.kv_heads * positions * group * (key_stride + width);
-    let tasks_at_once = if work < SERIAL_WORK { shape.kv_heads * chunks } else { 1 };
+    let tasks_at_once = tasks_at_once(shape.kv_heads * chunks, work);
     // Rows that are not neighbours in the cache are brought together.
     let [gathered_keys, gathered_values] = match what.chosen {
         None => [0, 0],

@@ -12,7 +12,7 @@ use super::{Attention, AttentionRun};
 use crate::buffer::SharedSlice;
 use crate::cpu::Cpu;
 use crate::kv::{HeadRows, KV_BLOCK, KvCache, widen};
-use crate::pool::SERIAL_WORK;
+use crate::pool::tasks_at_once;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
 /// Number of rows in a strip: three vectors. Three vectors times four keys fill twelve of the
@@ -46,7 +46,7 @@ pub(super) fn run(
     let tasks = tiles * shape.kv_heads;
     let seen = run.first_position + run.tokens;
     let work = rows * shape.kv_heads * seen * (shape.head_dim_k + shape.head_dim_v);
-    let tasks_at_once = if work < SERIAL_WORK { tasks } else { 1 };
+    let tasks_at_once = tasks_at_once(tasks, work);
     let out = SharedSlice::new(out);
     cpu.pool.for_each_chunk_with_worker(tasks, tasks_at_once, |worker, tasks| {
         for task in tasks {

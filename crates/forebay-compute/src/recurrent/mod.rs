@@ -17,7 +17,7 @@ use self::steps::HeadSteps;
 use crate::buffer::SharedSlice;
 use crate::cpu::Cpu;
 use crate::ops::{logistic, norm_row};
-use crate::pool::SERIAL_WORK;
+use crate::pool::tasks_at_once;
 use crate::simd::{LANES, dispatch};
 
 /// Columns of a product that belong to the heads. Those of a key head are consecutive, and those of the value heads that it
@@ -445,7 +445,7 @@ impl Steps<'_> {
         let tasks = runs.len() * value_heads;
         let tokens: usize = runs.iter().map(|run| run.tokens).sum();
         let work = 2 * tokens * value_heads * matrix;
-        let tasks_at_once = if work < SERIAL_WORK { tasks } else { 1 };
+        let tasks_at_once = tasks_at_once(tasks, work);
         cpu.pool.for_each_chunk(tasks, tasks_at_once, |tasks| {
             for task in tasks {
                 let (index, head) = (task / value_heads, task % value_heads);

@@ -117,19 +117,15 @@ impl Gpu {
             }
             _ => panic!("{gating:?} has a gate"),
         };
-        let [positive, negative, slope, floor] = numbers;
         let grid = (blocks(width), rows.min(GRID_Y_MAX) as u32, 1);
-        Launch::new(self.kernel("elementwise", "activate_rows")?, grid, (THREADS as u32, 1, 1))
+        let kernel = self.kernel("elementwise", "activate_rows")?;
+        let launch = Launch::new(kernel, grid, (THREADS as u32, 1, 1))
             .ptr(x, rows * width)
             .optional(bias, width)
             .int(width)
             .int(rows)
-            .int(kind)
-            .float(positive)
-            .float(negative)
-            .float(slope)
-            .float(floor)
-            .run(self)
+            .int(kind);
+        numbers.into_iter().fold(launch, Launch::float).run(self)
     }
 
     /// Computes `out = gating(gate, up)`.

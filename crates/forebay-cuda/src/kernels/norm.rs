@@ -140,6 +140,25 @@ impl Gpu {
         self.rms_norm_of_scaled(x, (added, 1.0), norm, out, rows, flag)
     }
 
+    /// Computes `x += added` for `rows` rows of `width` elements. `flag`, if given, records rows that are not finite.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics as [`Gpu::rms_norm`] does.
+    pub fn add_rows(
+        &self,
+        x: DevicePtr<f32>,
+        added: Added,
+        width: usize,
+        rows: usize,
+        flag: Option<FiniteFlag>,
+    ) -> Result<(), CudaError> {
+        let none = Norm { weight: DevicePtr::null(), width, epsilon: 0.0 };
+        self.rms_norm(x, added, &none, Normed::plain(DevicePtr::null()), rows, flag)
+    }
+
     /// Does the same as [`Gpu::rms_norm`] with `x = factor * (x + added)`. Without anything to add, there is no factor. If
     /// `out.rows` is null, only the sum is computed.
     ///

@@ -30,13 +30,8 @@ impl Engine {
         if request.pooling.is_none() || mtp.is_none_or(|mtp| !mtp.raw_states) {
             return Ok(());
         }
-        Err(EngineError::BadOption {
-            name: "--mtp",
-            value: "on".into(),
-            expected: "embeddings are normed states, and the layer that proposes tokens takes \
-                       other ones in this family: turn it off"
-                .into(),
-        })
+        let why = "embeddings are normed states, and the layer that proposes tokens takes other ones in this family: turn it off";
+        self.session.refuse_mtp(why)
     }
 
     /// Makes the sequence of the request that runs what it is without proposals.

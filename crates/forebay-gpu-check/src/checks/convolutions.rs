@@ -1,9 +1,12 @@
 //! Compares short convolutions that are added to their inputs with the CPU.
 
-use anyhow::Result;
-use forebay_compute::{ShortConvolution, StateRun};
-use forebay_cuda::{DeltaRuns, DeltaStates, NO_STATE, RowConvolution};
+use std::ops::Range;
 
+use anyhow::Result;
+use forebay_compute::ShortConvolution;
+use forebay_cuda::{DeltaRuns, DeltaStates, RowConvolution};
+
+use super::state_runs::{self, Found, ROWS, RUNS, Runs, STATES};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
 
@@ -22,11 +25,6 @@ struct Case {
 
 const BEFORE: usize = 12;
 const AFTER: usize = 5;
-const ROWS: usize = 20;
-const STATES: usize = 7;
-
-/// Runs of a pass: number of rows, and the states before and after them.
-type Runs = [(usize, Option<usize>, usize)];
 
 impl Case {
     fn new(channels: usize, taps: usize) -> Case {
@@ -46,14 +44,8 @@ impl Case {
     }
 
     /// Returns the rows and the states on the CPU.
-    fn on_cpu(&self, context: &Context, runs: &Runs) -> (Vec<f32>, Vec<f32>) {
-        let floats = Case::floats(self.channels, self.taps);
-        let run = |&(tokens, from, to): &(usize, Option<usize>, usize)| StateRun {
-            tokens,
-            from: from.map(|from| from * floats + BEFORE),
-            to: to * floats + BEFORE,
-        };
-        let runs: Vec<StateRun> = runs.iter().map(run).collect();
+    fn on_cpu(&self, context: &Context) -> Found {
+        let runs = state_runs::on_cpu(&RUNS, Case::floats(self.channels, self.taps), BEFORE);
         let (mut x, mut states) = (self.x.clone(), self.states.clone());
         let of = ShortConvolution { weights: &self.weights, channels: self.channels };
         let mut inputs = vec![0.0; x.len()];
@@ -61,25 +53,19 @@ impl Case {
         (x, states)
     }
 
-    /// Returns rows `first..first + rows` and the states on the GPU. Runs outside the rows stay as they are.
+    /// Returns these rows and the states on the GPU. Runs outside the rows stay as they are.
     fn on_gpu(
         &self,
         context: &Context,
         runs: &Runs,
-        (first, rows): (usize, usize),
+        of: Range<usize>,
         states: &[f32],
-    ) -> Result<(Vec<f32>, Vec<f32>)> {
-        let (gpu, channels) = (&context.gpu, self.channels);
+    ) -> Result<Found> {
+        let (gpu, channels, first, rows) = (&context.gpu, self.channels, of.start, of.len());
         let x = context.upload(&self.x[first * channels..][..rows * channels])?;
         let inputs = context.poisoned(rows * channels)?;
         let (weights, device_states) = (context.upload(&self.weights)?, context.upload(states)?);
-        let (mut words, mut row) = (Vec::new(), 0);
-        for (count, from, to) in runs {
-            let from = from.map_or(NO_STATE, |from| from as u32);
-            words.extend([row as u32, *count as u32, from, *to as u32]);
-            row += count;
-        }
-        let words = context.upload(&words)?;
+        let words = context.upload(&state_runs::words(runs))?;
         let state_floats = Case::floats(channels, self.taps);
         let of = RowConvolution {
             x: x.ptr(),
@@ -103,25 +89,15 @@ fn added(context: &Context) -> Result<Outcome> {
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     for (channels, taps) in [(8, 2), (64, 4), (1032, 4), (37, 8)] {
         let case = Case::new(channels, taps);
-        let runs = [(5, Some(0), 3), (1, None, 4), (14, Some(2), 5)];
-        let (x, states) = case.on_cpu(context, &runs);
-        let (got, got_states) = case.on_gpu(context, &runs, (0, ROWS), &case.states)?;
+        let (x, states) = case.on_cpu(context);
+        let got = case.on_gpu(context, &RUNS, 0..ROWS, &case.states)?;
         let wanted: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
-        let next = Outcome::of(&got, &wanted, |i| wanted[i].abs().max(1.0), 2e-6);
+        let next = Outcome::of(&got.0, &wanted, |i| wanted[i].abs().max(1.0), 2e-6);
         outcome = outcome.worse(next.at(&format!("{channels} channels, {taps} taps")));
-        outcome = outcome.worse(Outcome::same(&got_states, &states));
-        let floats = Case::floats(channels, taps);
-        for cut in [1, 3, 13] {
-            // The first part ends in state 6, from which the second continues.
-            let (before, after) = ([(5, Some(0), 3), (1, None, 4), (cut, Some(2), 6)], 6 + cut);
-            let (first, states) = case.on_gpu(context, &before, (0, after), &case.states)?;
-            let rest = [(after, None, 1), (ROWS - after, Some(6), 5)];
-            let (second, states) = case.on_gpu(context, &rest, (after, ROWS - after), &states)?;
-            outcome = outcome.worse(Outcome::same(&first, &got[..after * channels]));
-            outcome = outcome.worse(Outcome::same(&second, &got[after * channels..]));
-            let last = 5 * floats..6 * floats;
-            outcome = outcome.worse(Outcome::same(&states[last.clone()], &got_states[last]));
-        }
+        outcome = outcome.worse(Outcome::same(&got.1, &states));
+        let sizes = (channels, Case::floats(channels, taps));
+        let run = |runs: &Runs, of, states: &[f32]| case.on_gpu(context, runs, of, states);
+        outcome = outcome.worse(state_runs::cuts(sizes, &case.states, &got, run)?);
     }
     Ok(outcome)
 }

@@ -31,6 +31,7 @@ mod predicted_streams;
 mod quantize;
 mod router;
 mod row_factors;
+mod state_runs;
 mod streams;
 mod top_k;
 

@@ -38,7 +38,7 @@ pub struct Files {
     pub transposed_experts: bool,
     /// True if Hugging Face folders hold gate and up as one matrix whose rows are those of gate and of up alternately.
     pub interleaved_gate_up: bool,
-    /// Where Hugging Face folders have layers that predict further tokens, if forebay can use those of the family.
+    /// How layers that predict further tokens are, if forebay can use those of the family.
     pub mtp: Option<MtpRule>,
 }
 

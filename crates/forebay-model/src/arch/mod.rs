@@ -56,7 +56,7 @@ pub use families::known_families;
 pub use family::Family;
 pub(crate) use indexer::INDEXER_NORM_EPSILON;
 pub use layers::KvGroup;
-pub use mtp_shape::{MTP_ROWS_MAX, Mtp, MtpForm, MtpRule};
+pub use mtp_shape::{MTP_ROWS_MAX, Mtp};
 pub(crate) use names::Names;
 pub use quantization::{Method, Quantization};
 pub use recurrent::{HeadOrder, Recurrent, STATES_PER_SEQUENCE, StateRule};

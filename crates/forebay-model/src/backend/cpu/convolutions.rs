@@ -15,13 +15,8 @@ pub struct ConvolutionScratch {
 
 impl ConvolutionScratch {
     pub fn reserve(architecture: &Architecture, batch: usize) -> ConvolutionScratch {
-        let inputs = vec![0.0; batch * ConvolutionScratch::floats_per_token(architecture)];
+        let inputs = vec![0.0; batch * architecture.convolved_width()];
         ConvolutionScratch { inputs, runs: Vec::new() }
-    }
-
-    /// Returns the number of floats for one token of a batch.
-    pub fn floats_per_token(architecture: &Architecture) -> usize {
-        architecture.convolved_width()
     }
 
     /// Adds a convolution of the layer to its rows `x`, if the layer has convolutions. `states` are those of the layer

@@ -159,7 +159,7 @@ impl Scratch {
             + attended;
         let gate = 3 * gate_width(architecture)
             + relative_width(architecture)
-            + ConvolutionScratch::floats_per_token(architecture)
+            + architecture.convolved_width()
             + latent_width(architecture)
             + layer_input_width(architecture);
         let streams = architecture.stream_width()

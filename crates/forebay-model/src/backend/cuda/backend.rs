@@ -264,7 +264,17 @@ impl CudaBackend {
             width,
             epsilon: step.architecture.post_norm_epsilon,
         };
-        let (rows, mut more) = match added {
+        let scale = self.gate_vectors(step, block).and_then(|gate| gate.scale);
+        let added = match scale {
+            None => added,
+            Some(scale) => {
+                let Some(rows) = self.added_rows(step, added)? else { return Ok(added) };
+                let scale = self.vectors().offset(scale);
+                self.gpu.multiply_columns(rows, scale, step.count, width)?;
+                Added::Rows(rows)
+            }
+        };
+        let (rows, more) = match added {
             Added::Nothing => return Ok(added),
             Added::Rows(rows) => (rows, Added::Nothing),
             // The sum of the experts' outputs must be there before it is normed.
@@ -275,15 +285,6 @@ impl CudaBackend {
                 (out, Added::Experts(outputs))
             }
         };
-        if let Some(scale) = self.gate_vectors(step, block).and_then(|gate| gate.scale) {
-            if let Added::Experts(_) = more {
-                let sum = Norm { weight: DevicePtr::null(), width, epsilon: 0.0 };
-                let nowhere = Normed::plain(DevicePtr::null());
-                self.gpu.rms_norm(rows, more, &sum, nowhere, step.count, None)?;
-                more = Added::Nothing;
-            }
-            self.gpu.multiply_columns(rows, self.vectors().offset(scale), step.count, width)?;
-        }
         self.gpu.rms_norm(rows, more, &norm, Normed::plain(rows), step.count, None)?;
         Ok(Added::Rows(rows))
     }

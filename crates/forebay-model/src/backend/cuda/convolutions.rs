@@ -1,10 +1,10 @@
 //! Short convolutions beside attention, and the end of feed-forwards.
 
-use forebay_cuda::{Added, DeltaStates, DevicePtr, ExpertOutputs, Norm, Normed, RowConvolution};
+use forebay_cuda::{Added, DevicePtr, RowConvolution};
 
 use super::backend::CudaBackend;
 use crate::ModelError;
-use crate::arch::{Convolved, STATES_PER_SEQUENCE};
+use crate::arch::Convolved;
 use crate::backend::Step;
 
 impl CudaBackend {
@@ -23,17 +23,13 @@ impl CudaBackend {
         };
         let (widths, number) = (architecture.convolved(step.layer), which as usize);
         let before: usize = widths[..number].iter().sum();
-        let states = self.plan.kv.states(architecture.convolution_part(step.layer));
         let of = RowConvolution {
             x,
             inputs: self.float(self.at().convolved),
             weights: self.vectors().offset(weights[number]),
             channels: widths[number],
             taps,
-            states: DeltaStates {
-                floats: self.arena.kv(states).cast(),
-                count: STATES_PER_SEQUENCE * self.plan.kv.sequences(),
-            },
+            states: self.device_states(architecture.convolution_part(step.layer)),
             state_floats: (taps - 1) * widths.iter().sum::<usize>(),
             first_float: (taps - 1) * before,
         };
@@ -48,12 +44,9 @@ impl CudaBackend {
         if factor == 1.0 && step.architecture.convolutions.is_none() {
             return Ok(());
         }
-        let usual = self.float(self.at().block_out);
-        let rows = match self.lanes.current_mut().outputs.take() {
-            None | Some(Added::Nothing) => usual,
-            Some(Added::Rows(rows)) => rows,
-            Some(Added::Experts(outputs)) => self.add_up(step, outputs, usual)?,
-        };
+        let usual = Added::Rows(self.float(self.at().block_out));
+        let added = self.lanes.current_mut().outputs.take().unwrap_or(usual);
+        let Some(rows) = self.added_rows(step, added)? else { return Ok(()) };
         let count = step.count * step.architecture.hidden;
         self.products().changed(rows);
         if factor != 1.0 {
@@ -64,18 +57,22 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Adds up the outputs of experts in `out`. Returns its address.
-    fn add_up(
+    /// Returns the address of what a block adds, as rows: outputs of experts are added up in the usual place. Returns nothing if it
+    /// adds nothing.
+    pub(super) fn added_rows(
         &self,
         step: &Step<'_>,
-        outputs: ExpertOutputs,
-        out: DevicePtr<f32>,
-    ) -> Result<DevicePtr<f32>, ModelError> {
-        let width = step.architecture.hidden;
+        added: Added,
+    ) -> Result<Option<DevicePtr<f32>>, ModelError> {
+        let outputs = match added {
+            Added::Nothing => return Ok(None),
+            Added::Rows(rows) => return Ok(Some(rows)),
+            Added::Experts(outputs) => outputs,
+        };
+        let (out, width) = (self.float(self.at().block_out), step.architecture.hidden);
         self.gpu.fill(out.cast(), 0, 4 * step.count * width)?;
-        let plain = Norm { weight: DevicePtr::null(), width, epsilon: 0.0 };
-        let nowhere = Normed::plain(DevicePtr::null());
-        self.gpu.rms_norm(out, Added::Experts(outputs), &plain, nowhere, step.count, None)?;
-        Ok(out)
+        self.gpu.add_rows(out, Added::Experts(outputs), width, step.count, None)?;
+        self.products().changed(out);
+        Ok(Some(out))
     }
 }

@@ -102,7 +102,6 @@ impl CudaBackend {
         let beside = step.layer_weights().beside.is_some();
         let out = self.float(if beside { at.delta.beside } else { at.attended });
         self.products().changed(out);
-        let states = self.plan.kv.states(step.architecture.recurrent_index(step.layer));
         let delta = Delta {
             shape: device_shape(shape),
             q: part(parts.q, of.q),
@@ -118,10 +117,7 @@ impl CudaBackend {
             skip: optional(floats, vectors.skip),
             norm: floats.offset(vectors.norm),
             epsilon: step.architecture.delta_epsilon(),
-            states: DeltaStates {
-                floats: self.arena.kv(states).cast(),
-                count: STATES_PER_SEQUENCE * self.plan.kv.sequences(),
-            },
+            states: self.device_states(step.architecture.recurrent_index(step.layer)),
             mixed: self.float(at.delta.mixed),
             out,
         };
@@ -150,6 +146,14 @@ impl CudaBackend {
         let factor = step.architecture.recurrent.map_or(1.0, |of| of.factors.output);
         let (out, count) = (self.float(at.block_out), step.count * step.architecture.hidden);
         Ok(self.gpu.add_scaled(out, product.out, count, factor)?)
+    }
+
+    /// Returns one part of the states of all sequences.
+    pub(super) fn device_states(&self, part: usize) -> DeltaStates {
+        DeltaStates {
+            floats: self.arena.kv(self.plan.kv.states(part)).cast(),
+            count: STATES_PER_SEQUENCE * self.plan.kv.sequences(),
+        }
     }
 
     /// Returns the runs of the current lane's rows with their states.

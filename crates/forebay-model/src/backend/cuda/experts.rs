@@ -223,14 +223,10 @@ impl CudaBackend {
         // The experts have taken their input.
         let (sum, shared) = (self.float(at.expert_input), experts.shared);
         gpu.fill(sum.cast(), 0, 4 * rows * back.cols)?;
-        let nowhere = Normed::plain(DevicePtr::null());
         let added = Added::Experts(ExpertOutputs { shared: DevicePtr::null(), ..experts });
         match self.latent_norm(step, LatentNorm::After) {
             Some(norm) => gpu.rms_norm(sum, added, &norm, Normed::plain(sum), rows, None)?,
-            None => {
-                let plain = Norm { weight: DevicePtr::null(), width: back.cols, epsilon: 0.0 };
-                gpu.rms_norm(sum, added, &plain, nowhere, rows, None)?;
-            }
+            None => gpu.add_rows(sum, added, back.cols, rows, None)?,
         }
         self.products().changed(sum);
         let product = self.product(step, back, at.block_out);
@@ -239,8 +235,7 @@ impl CudaBackend {
             return Ok(Added::Rows(product.out));
         }
         let width = step.architecture.hidden;
-        let plain = Norm { weight: DevicePtr::null(), width, epsilon: 0.0 };
-        gpu.rms_norm(shared, Added::Rows(product.out), &plain, nowhere, rows, None)?;
+        gpu.add_rows(shared, Added::Rows(product.out), width, rows, None)?;
         Ok(Added::Rows(shared))
     }
 

@@ -2,13 +2,12 @@
 //!
 //! Their tables stay on the disk. The rows of a pass's tokens are read before it, and a kernel decodes them from pinned memory.
 
-use forebay_cuda::{DeltaStates, EmbeddingTable, NGramRows};
+use forebay_cuda::{EmbeddingTable, NGramRows};
 
 use super::backend::CudaBackend;
 use super::ngram_layout::NGramLayout;
 use super::products::Rows;
 use crate::ModelError;
-use crate::arch::STATES_PER_SEQUENCE;
 use crate::backend::{Batch, NextBlock, Step};
 
 impl CudaBackend {
@@ -73,7 +72,6 @@ impl CudaBackend {
         let embeddings = self.float(at.ngrams.embeddings(index));
         self.products().dense(&self.gpu, embeddings, Rows::of(step), &products)?;
         let floats = self.vectors();
-        let states = self.plan.kv.states(architecture.ngram_part(step.layer));
         let x = self.float(at.x);
         let of = NGramRows {
             streams: shape.streams,
@@ -89,10 +87,7 @@ impl CudaBackend {
             convolution_norm: floats.offset(vectors.convolution_norm),
             convolution: floats.offset(vectors.convolution),
             epsilon: architecture.norm_epsilon,
-            states: DeltaStates {
-                floats: self.arena.kv(states).cast(),
-                count: STATES_PER_SEQUENCE * self.plan.kv.sequences(),
-            },
+            states: self.device_states(architecture.ngram_part(step.layer)),
         };
         self.gpu.add_ngrams(&of, &self.state_runs(step))?;
         self.products().changed(x);
