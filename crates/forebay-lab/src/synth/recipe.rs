@@ -37,8 +37,8 @@ enum Mix {
     Q3KM,
     Q4KM,
     Q5KM,
-    /// Stacks of matrices, such as experts, get the base type; everything else gets Q8_0.
-    StacksOnly,
+    /// Experts get the base type; everything else gets Q8_0.
+    ExpertsOnly,
 }
 
 const MIXES: [Recipe; 5] = [
@@ -46,7 +46,7 @@ const MIXES: [Recipe; 5] = [
     Recipe { name: "Q3_K_M", file_type: 12, base: TensorType::Q3_K, mix: Mix::Q3KM },
     Recipe { name: "Q4_K_M", file_type: 15, base: TensorType::Q4_K, mix: Mix::Q4KM },
     Recipe { name: "Q5_K_M", file_type: 17, base: TensorType::Q5_K, mix: Mix::Q5KM },
-    Recipe { name: "MXFP4_MOE", file_type: 38, base: TensorType::MXFP4, mix: Mix::StacksOnly },
+    Recipe { name: "MXFP4_MOE", file_type: 38, base: TensorType::MXFP4, mix: Mix::ExpertsOnly },
 ];
 
 impl Recipe {
@@ -80,8 +80,8 @@ impl Recipe {
         let columns = dimensions.last().copied().unwrap_or_default();
         let wanted = match self.mix {
             Mix::Uniform => self.base,
-            Mix::StacksOnly if dimensions.len() > 2 => self.base,
-            Mix::StacksOnly => TensorType::Q8_0,
+            Mix::ExpertsOnly if is_expert(role, dimensions) => self.base,
+            Mix::ExpertsOnly => TensorType::Q8_0,
             _ => self.wanted(role, shape, layer, layers),
         };
         if columns.is_multiple_of(wanted.block_elements() as u64) {
@@ -134,6 +134,11 @@ impl Recipe {
             _ => self.base,
         }
     }
+}
+
+/// Returns true for the stacks of experts. Latent attention has stacks, too.
+fn is_expert(role: Role, dimensions: &[u64]) -> bool {
+    dimensions.len() > 2 && matches!(role, Role::GateOrUp | Role::Down)
 }
 
 /// Returns true for the layers that get more bits: the first and last eighth, and every third between.

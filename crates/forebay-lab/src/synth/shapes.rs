@@ -42,6 +42,9 @@ pub struct Experts {
     pub correction_bias: bool,
     /// True if the router and every matrix of every expert have a bias.
     pub biases: bool,
+    /// Length of the vector that the experts read and write, if it is shorter than the router's: a matrix makes it, and another
+    /// brings the normed sum back (Kimi K3).
+    pub latent: Option<u32>,
 }
 
 /// Function that turns a router's outputs into scores, if the metadata names it.
@@ -158,6 +161,9 @@ pub enum Streams {
     Mixed(u32),
     /// So many streams, with gates of a low rank. Blocks have no norm.
     Gated { count: u32, rank: u32 },
+    /// One stream, and a bank of what it was every so many layers. Each block reads a mean of them, weighted by scores
+    /// (attention residuals).
+    Bank(u32),
 }
 
 /// Embeddings of the last two and more tokens, which a layer adds to the residual streams.
@@ -279,6 +285,8 @@ pub struct ChannelDelta {
     pub head_dim: u32,
     /// Least logarithm of a decay, if the metadata has one.
     pub bound: Option<f32>,
+    /// True if one matrix makes the gate of the output; false if it is a product of two.
+    pub full_gate: bool,
 }
 
 /// Selective state spaces (Mamba2; Dao and Gu 2024).
@@ -330,10 +338,14 @@ pub struct Shape {
     pub windowed: Option<Windowed>,
     /// True if each head of attention has a gate, made by a matrix of its own.
     pub head_gates: bool,
+    /// True if each element of latent attention's output has a gate, made by a matrix of its own.
+    pub element_gates: bool,
     pub streams: Option<Streams>,
     pub ngrams: Option<NGrams>,
     /// Limit of the gate and up products of all feed-forwards with experts, if they have one.
     pub experts_limit: Option<f32>,
+    /// Limits of the gate and up products of all feed-forwards by `tanh`, if they have them (SiTU).
+    pub soft_limits: Option<(f32, f32)>,
     /// Block of the layers that `pattern` makes recurrent.
     pub recurrent: Option<Recurrent>,
     pub pattern: Pattern,

@@ -22,6 +22,7 @@ pub(super) const EXPERTS: Experts = Experts {
     weights_norm: None,
     correction_bias: false,
     biases: false,
+    latent: None,
 };
 
 pub(super) const LLAMA: Shape = Shape {
@@ -40,9 +41,11 @@ pub(super) const LLAMA: Shape = Shape {
     full_attention: None,
     windowed: None,
     head_gates: false,
+    element_gates: false,
     streams: None,
     ngrams: None,
     experts_limit: None,
+    soft_limits: None,
     recurrent: None,
     pattern: Pattern::Alike,
     output_gate: false,

@@ -6,7 +6,7 @@ use super::super::shapes::{
 };
 use super::base::{EXPERTS, LLAMA};
 use super::latent::{DEEPSEEK_V3, DEEPSEEK_V3_EXPERTS, DEEPSEEK_V4_EXPERTS, DEEPSEEK_V4_FLASH};
-use super::recurrent::{QWEN36_35B, QWEN36_DELTA, QWEN36_EXPERTS};
+use super::recurrent::{KIMI_LINEAR_48B, QWEN36_35B, QWEN36_DELTA, QWEN36_EXPERTS};
 
 const FLASH_NEXT_NGRAMS: NGrams =
     NGrams { layer: 1, size: 3, hashes: 8, rows: 20_000_000, width: 2560, convolution: 4 };
@@ -96,6 +96,7 @@ pub const GLM_53_FLASH: Shape = Shape {
         heads: 64,
         head_dim: 128,
         bound: Some(-5.0),
+        full_gate: false,
     })),
     pattern: Pattern::AttentionOnlyEvery(4),
     feed_forward: FeedForward::Experts(GLM_53_EXPERTS),
@@ -128,6 +129,7 @@ pub const GLM_53_TINY: Shape = Shape {
         heads: 4,
         head_dim: 64,
         bound: Some(-5.0),
+        full_gate: false,
     })),
     pattern: Pattern::AttentionOnlyEvery(2),
     feed_forward: FeedForward::Experts(Experts {
@@ -147,6 +149,87 @@ pub const DEEPSEEK_V41_FLASH: Shape = Shape {
     name: "deepseek-v4.1-flash",
     feed_forward: FeedForward::Experts(Experts { experts: 384, ..DEEPSEEK_V4_EXPERTS }),
     ..DEEPSEEK_V4_FLASH
+};
+
+const KIMI_K3_EXPERTS: Experts = Experts {
+    width: 3072,
+    experts: 896,
+    used: 16,
+    dense_width: 33_792,
+    dense_layers: 1,
+    shared: 2,
+    scores: Scores::Sigmoid,
+    groups: Some((1, 1)),
+    weights_norm: Some(true),
+    correction_bias: true,
+    latent: Some(3584),
+    ..EXPERTS
+};
+
+/// The vision tower is left out, as converters do.
+pub const KIMI_K3: Shape = Shape {
+    name: "kimi-k3",
+    architecture: "kimi-k3",
+    quantisation: "MXFP4_MOE",
+    hidden: 7168,
+    layers: 93,
+    heads: 96,
+    latent_attention: Some(LatentAttention {
+        query_rank: 1536,
+        latent: 512,
+        unrotated: 128,
+        rotated: 64,
+        value: 128,
+        one_tensor: false,
+    }),
+    element_gates: true,
+    streams: Some(Streams::Bank(12)),
+    soft_limits: Some((4.0, 25.0)),
+    recurrent: Some(Recurrent::ChannelDelta(ChannelDelta {
+        convolution: 4,
+        heads: 96,
+        head_dim: 128,
+        bound: Some(-5.0),
+        full_gate: true,
+    })),
+    feed_forward: FeedForward::Experts(KIMI_K3_EXPERTS),
+    ..KIMI_LINEAR_48B
+};
+
+pub const KIMI_K3_TINY: Shape = Shape {
+    name: "kimi-k3-tiny",
+    hidden: 256,
+    layers: 5,
+    heads: 4,
+    head_dim: 288,
+    rotary_dim: 32,
+    latent_attention: Some(LatentAttention {
+        query_rank: 256,
+        latent: 256,
+        unrotated: 64,
+        rotated: 32,
+        value: 64,
+        one_tensor: false,
+    }),
+    streams: Some(Streams::Bank(2)),
+    recurrent: Some(Recurrent::ChannelDelta(ChannelDelta {
+        convolution: 4,
+        heads: 4,
+        head_dim: 64,
+        bound: Some(-5.0),
+        full_gate: true,
+    })),
+    pattern: Pattern::AttentionEvery(2),
+    feed_forward: FeedForward::Experts(Experts {
+        width: 256,
+        experts: 16,
+        used: 4,
+        dense_width: 768,
+        latent: Some(128),
+        ..KIMI_K3_EXPERTS
+    }),
+    vocabulary: 1024,
+    ..KIMI_K3
 };
 
 const LAGUNA_EXPERTS: Experts = Experts {

@@ -16,8 +16,8 @@ use latent::{
     DEEPSEEK_V32, DEEPSEEK_V32_TINY, GLM_47_FLASH,
 };
 use latest::{
-    DEEPSEEK_V41_FLASH, FLASH_NEXT_TINY, GLM_53_FLASH, GLM_53_TINY, LAGUNA_TINY, LAGUNA_XS,
-    QWEN38_FLASH_NEXT,
+    DEEPSEEK_V41_FLASH, FLASH_NEXT_TINY, GLM_53_FLASH, GLM_53_TINY, KIMI_K3, KIMI_K3_TINY,
+    LAGUNA_TINY, LAGUNA_XS, QWEN38_FLASH_NEXT,
 };
 use recurrent::{
     KIMI_LINEAR_48B, KIMI_LINEAR_TINY, NEMOTRON3_NANO, NEMOTRON3_TINY, QWEN3_NEXT_80B, QWEN36_35B,
@@ -172,7 +172,7 @@ const HUNYUAN_A13B: Shape = Shape {
 };
 
 /// All shapes, the most used first.
-pub static SHAPES: [Shape; 45] = [
+pub static SHAPES: [Shape; 47] = [
     QWEN3_MOE_30B,
     LLAMA_1B,
     Shape { name: "llama-8b", ..LLAMA },
@@ -282,6 +282,7 @@ pub static SHAPES: [Shape; 45] = [
     QWEN38_FLASH_NEXT,
     GLM_53_FLASH,
     DEEPSEEK_V41_FLASH,
+    KIMI_K3,
     LAGUNA_XS,
     FLASH_NEXT_TINY,
     GLM_53_TINY,
@@ -291,6 +292,7 @@ pub static SHAPES: [Shape; 45] = [
     DEEPSEEK_V32_TINY,
     DEEPSEEK_V4_TINY,
     KIMI_LINEAR_TINY,
+    KIMI_K3_TINY,
     NEMOTRON3_TINY,
     GEMMA3_TINY,
     GEMMA4_TINY,

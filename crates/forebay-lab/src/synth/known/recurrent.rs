@@ -125,6 +125,7 @@ pub const KIMI_LINEAR_48B: Shape = Shape {
         heads: 32,
         head_dim: 128,
         bound: None,
+        full_gate: false,
     })),
     pattern: Pattern::AttentionEvery(4),
     feed_forward: FeedForward::Experts(KIMI_LINEAR_EXPERTS),
@@ -156,6 +157,7 @@ pub const KIMI_LINEAR_TINY: Shape = Shape {
         heads: 4,
         head_dim: 64,
         bound: None,
+        full_gate: false,
     })),
     pattern: Pattern::AttentionEvery(2),
     feed_forward: FeedForward::Experts(Experts {

@@ -164,11 +164,16 @@ fn describe_residual(
             writer.set(&key("hyper_connection.count"), count)?;
             writer.set(&key("hyper_connection.low_rank"), rank)?;
         }
+        Some(Streams::Bank(every)) => writer.set(&key("attn_res.block_size"), every)?,
     }
     if let Some(limit) = shape.experts_limit {
         for name in ["swiglu_clamp_exp", "swiglu_clamp_shexp"] {
             writer.set(&key(name), Array::F32(vec![limit; layers as usize]))?;
         }
+    }
+    if let Some((limit, up_limit)) = shape.soft_limits {
+        writer.set(&key("activation.situ_beta"), limit)?;
+        writer.set(&key("activation.situ_linear_beta"), up_limit)?;
     }
     let Some(of) = shape.ngrams else { return Ok(()) };
     for (name, value) in [
@@ -327,6 +332,9 @@ fn describe_experts(
     writer.set(&key("expert_used_count"), experts.used)?;
     if experts.names_width {
         writer.set(&key("expert_feed_forward_length"), experts.width)?;
+    }
+    if let Some(latent) = experts.latent {
+        writer.set(&key("expert_latent_length"), latent)?;
     }
     if experts.dense_layers > 0 {
         writer.set(&key("leading_dense_block_count"), experts.dense_layers)?;

@@ -124,14 +124,19 @@ impl List<'_> {
         }
         let output = [hidden, channels];
         self.matrix(name("attn_output.weight"), Role::AttentionOutput, layer, &output)?;
-        self.vector(name("ssm_a"), &[heads, 1], DECAY);
+        let decays: &[u64] = if delta.full_gate { &[heads] } else { &[heads, 1] };
+        self.vector(name("ssm_a"), decays, DECAY);
         self.matrix(name("ssm_beta.weight"), Role::Other, layer, &[heads, hidden])?;
         self.vector(name("ssm_dt.bias"), &[channels], 0.0);
         // Decays and the gate of the output are products of two matrices.
-        for part in ["f", "g"] {
+        let products: &[&str] = if delta.full_gate { &["f"] } else { &["f", "g"] };
+        for part in products {
             let (a, b) = (format!("ssm_{part}_a.weight"), format!("ssm_{part}_b.weight"));
             self.matrix(name(&a), Role::Other, layer, &[dim, hidden])?;
             self.matrix(name(&b), Role::Other, layer, &[channels, dim])?;
+        }
+        if delta.full_gate {
+            self.matrix(name("ssm_g.weight"), Role::Other, layer, &[channels, hidden])?;
         }
         self.vector(name("ssm_norm.weight"), &[dim], 1.0);
         Ok(())
@@ -184,6 +189,10 @@ impl List<'_> {
         }
         if let Some(indexer) = self.shape.indexer {
             self.indexer(&indexer, rank, layer)?;
+        }
+        if self.shape.element_gates {
+            let gates = [heads * value, hidden];
+            self.matrix(name("attn_gate.weight"), Role::Other, layer, &gates)?;
         }
         let output = [hidden, heads * value];
         self.matrix(name("attn_output.weight"), Role::AttentionOutput, layer, &output)

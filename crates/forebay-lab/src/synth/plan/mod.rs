@@ -63,6 +63,9 @@ pub fn tensors(
     if let Some(of) = &shape.ngrams {
         list.ngram_tables(of)?;
     }
+    if let Some(Streams::Bank(_)) = shape.streams {
+        list.vector("output_res_score.weight".to_owned(), &[hidden], 0.0);
+    }
     for layer in 0..layers {
         list.layer(layer)?;
     }
@@ -103,6 +106,12 @@ impl List<'_> {
         match shape.streams {
             Some(Streams::Mixed(count)) => self.streams(count, layer)?,
             Some(Streams::Gated { count, rank }) => self.gated_blocks(layer, (count, rank))?,
+            Some(Streams::Bank(_)) => {
+                for block in ["attn", "ffn"] {
+                    let name = format!("blk.{layer}.{block}_res_score.weight");
+                    self.vector(name, &[u64::from(shape.hidden)], 0.0);
+                }
+            }
             None => {}
         }
         if let Some(of) = shape.ngrams.filter(|of| of.layer == layer) {
@@ -180,7 +189,8 @@ impl List<'_> {
         let name = |part: &str| format!("blk.{layer}.{part}");
         let hidden = u64::from(self.shape.hidden);
         let (width, count) = (u64::from(experts.width), u64::from(experts.experts));
-        let (inner, outer) = ([count, width, hidden], [count, hidden, width]);
+        let read = experts.latent.map_or(hidden, u64::from);
+        let (inner, outer) = ([count, width, read], [count, read, width]);
         self.matrix(name("ffn_down_exps.weight"), Role::Down, layer, &outer)?;
         if experts.beside_dense {
             let both = [count, 2 * width, hidden];
@@ -208,6 +218,12 @@ impl List<'_> {
             self.vector(name("ffn_down_exps.bias"), &[count, hidden], 0.0);
             self.vector(name("ffn_gate_exps.bias"), &[count, width], 0.0);
             self.vector(name("ffn_up_exps.bias"), &[count, width], 0.0);
+        }
+        if let Some(latent) = experts.latent {
+            let latent = u64::from(latent);
+            self.matrix(name("ffn_routed_down.weight"), Role::Other, layer, &[latent, hidden])?;
+            self.vector(name("ffn_routed_norm.weight"), &[latent], 1.0);
+            self.matrix(name("ffn_routed_up.weight"), Role::Other, layer, &[hidden, latent])?;
         }
         match u64::from(experts.shared) {
             0 => Ok(()),
@@ -327,6 +343,7 @@ mod tests {
             ("kimi-linear-48b", 29.70),
             ("nemotron-3-nano", 24.57),
             ("gemma4-26b-a4b", 16.80),
+            ("kimi-k3", 1506.0),
         ] {
             let found = bytes(shape) as f64 / 1e9;
             assert!((found / gigabytes - 1.0).abs() < 0.02, "{shape}: {found:.2} GB");
@@ -354,6 +371,7 @@ mod tests {
             ("nemotron-3-nano", 31.58),
             ("gemma4-26b-a4b", 25.23),
             ("hunyuan-a13b", 80.39),
+            ("kimi-k3", 2780.0),
         ] {
             let shape = find(shape).unwrap();
             let recipe = Recipe::find("BF16").unwrap();

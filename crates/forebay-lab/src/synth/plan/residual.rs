@@ -48,7 +48,7 @@ impl List<'_> {
         let name = |part: &str| format!("blk.{layer}.ple_{part}.weight");
         let streams = match self.shape.streams {
             Some(Streams::Gated { count, .. } | Streams::Mixed(count)) => count,
-            None => 1,
+            Some(Streams::Bank(_)) | None => 1,
         };
         let (hidden, width) = (u64::from(self.shape.hidden), self.streams_width(streams));
         let embedded = u64::from(of.width);
