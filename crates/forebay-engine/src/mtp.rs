@@ -109,7 +109,7 @@ impl Proposals {
             return Err(refused(&format!("forebay cannot run the predicting layer on {device}")));
         }
         Ok(Some(Proposals {
-            width: decoder.architecture().hidden,
+            width: decoder.architecture().predicted_from() * decoder.architecture().hidden,
             hidden: Vec::new(),
             first: 0,
             open: None,

@@ -314,7 +314,7 @@ fn default_arithmetic_stays_within_the_table() {
             let mut session = open(&path, false);
             let vocabulary = session.vocab_size();
             // Their experts have 4 bits whatever type the other tensors have.
-            let few_bits = ["gpt_oss", "deepseek_v4"].contains(&name);
+            let few_bits = ["gpt_oss", "deepseek_v4", "deepseek_v4_mtp"].contains(&name);
             let float = ["BF16", "F16", "F32"].contains(&label.as_str()) && !few_bits;
             // With float weights, only the key/value cache is rounded. With quantised weights, activations are rounded,
             // too.

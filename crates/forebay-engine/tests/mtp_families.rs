@@ -23,8 +23,14 @@ use support::{fixture, needed_bytes};
 use tempfile::TempDir;
 
 /// Models with a predicting layer and references for it: of the third set, and by `fixtures/llamacpp/mtp.py`.
-const REFERENCED: [&str; 5] =
-    ["glm4_moe_mtp", "qwen3_next_mtp", "mimo2_mtp", "nemotron_h_mtp", "step3p7_mtp"];
+const REFERENCED: [&str; 6] = [
+    "glm4_moe_mtp",
+    "qwen3_next_mtp",
+    "mimo2_mtp",
+    "nemotron_h_mtp",
+    "step3p7_mtp",
+    "deepseek_v4_mtp",
+];
 
 fn options(exact: bool) -> SessionOptions {
     SessionOptions { mtp: true, exact, context: Some(96), ..SessionOptions::default() }

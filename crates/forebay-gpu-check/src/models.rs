@@ -34,9 +34,10 @@ const GENERATED: usize = 40;
 
 /// Folders with integers of eight bits, or with weights of four bits, in experts or everywhere. Their products round
 /// activations.
-const ROUNDING: [&str; 9] = [
+const ROUNDING: [&str; 10] = [
     "gpt_oss",
     "deepseek_v4",
+    "deepseek_v4_mtp",
     "llama_nvfp4_modelopt",
     "qwen3_nvfp4_ct",
     "qwen3_int4_ct",

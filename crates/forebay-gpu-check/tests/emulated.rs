@@ -186,7 +186,9 @@ fn models_with_parts_of_their_own() {
 /// Predicting layers take states in different forms, and have windows, or attention and experts in one layer.
 #[test]
 fn models_that_propose_tokens() {
-    passes(&["model mtp gguf/step3p7_mtp", "model mtp gguf/nemotron_h_mtp"], &[], 2);
+    let names = ["step3p7_mtp", "nemotron_h_mtp", "deepseek_v4_mtp"];
+    let names = names.map(|name| format!("model mtp gguf/{name}"));
+    passes(&names.each_ref().map(String::as_str), &[], 3);
 }
 
 /// Layers have states, which alternate between two places from pass to pass.

@@ -236,7 +236,8 @@ impl Decoder {
     }
 
     /// Returns the states behind the last layer of the rows that passes wanted, `[rows, hidden]`, since
-    /// [`Decoder::clear_final_rows`]. They are normalised as for the logits.
+    /// [`Decoder::clear_final_rows`]. They are normalised as for the logits, unless the predicting layer takes them as they are. It
+    /// then gets all residual streams, `[rows, streams, hidden]` ([`Architecture::predicted_from`]).
     pub fn final_rows(&self) -> &[f32] {
         &self.final_rows
     }

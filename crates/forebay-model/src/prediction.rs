@@ -14,7 +14,7 @@ pub struct Prediction<'a> {
     pub run: Run,
     /// For each row, the token behind its position.
     pub tokens: &'a [u32],
-    /// For each row, the state at its position, `[rows, hidden]` ([`Decoder::final_rows`]).
+    /// For each row, the state at its position, `[rows, streams, hidden]` ([`Decoder::final_rows`]).
     pub hidden: &'a [f32],
     /// Rows whose logits are wanted, ascending.
     pub outputs: &'a [u32],
@@ -76,7 +76,8 @@ impl Decoder {
     ) -> Result<(), ModelError> {
         assert!(self.predicts(), "a prediction without a predicting layer");
         let Prediction { run, tokens, hidden, .. } = *prediction;
-        assert_eq!(hidden.len(), tokens.len() * self.architecture().hidden, "a state for each row");
+        let state = self.architecture().predicted_from() * self.architecture().hidden;
+        assert_eq!(hidden.len(), tokens.len() * state, "a state for each row");
         self.check_rows(tokens, &[run])?;
         let kept = output.len();
         let span = tracing::debug_span!("predict", run.position, tokens = run.count);

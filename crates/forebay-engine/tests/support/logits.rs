@@ -182,6 +182,7 @@ pub const GGUF: &[&str] = &[
     "mimo2_mtp",
     "nemotron_h_mtp",
     "step3p7_mtp",
+    "deepseek_v4_mtp",
     // Made by `fixtures/llamacpp/make.py`.
     "deepseek",
     "deepseek2_ocr",

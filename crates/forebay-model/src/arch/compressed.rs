@@ -22,6 +22,11 @@ use super::layers::KvGroup;
 use super::shapes::{EntryIndexer, EntryShape, SharedKeys};
 use crate::ModelError;
 
+/// Number of the rotation of layers that see their windows only.
+pub(super) const PLAIN_ROPE: usize = 0;
+/// Number of the rotation of layers with entries.
+const ENTRY_ROPE: usize = 1;
+
 /// The entries that a layer sees beside its window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Beside {
@@ -127,7 +132,7 @@ impl CompressedShape {
             }
             layer.attention = number;
             layer.window = Some(self.window);
-            layer.rope = Some(usize::from(entries.is_some()));
+            layer.rope = Some(if entries.is_some() { ENTRY_ROPE } else { PLAIN_ROPE });
         }
         (attentions, ropes)
     }

@@ -1,8 +1,8 @@
 //! Layers that predict further tokens (multi-token prediction: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2).
 //!
 //! Such a layer takes the state of a token after the model's last layer, in most families normed as for the logits, and the embedding of
-//! the next token. It joins both by a projection and predicts the token after the next one. A file may have several of them. forebay
-//! uses the first one.
+//! the next token. It joins both by a projection and predicts the token after the next one. If the state has several residual streams,
+//! each is joined with the embedding. A file may have several of these layers. forebay uses the first one.
 
 use forebay_format::Catalog;
 
@@ -10,11 +10,12 @@ use super::architecture::{
     Architecture, EmbeddingNorm, Experts, FeedForward, Layer, Mixer, Naming,
 };
 use super::check::check;
+use super::compressed::PLAIN_ROPE;
 use super::families::{self, by_name};
 use super::gguf;
 use super::mtp_shape::{Mtp, MtpForm, MtpNames, MtpRule};
 use super::names::Names;
-use super::shapes::NormLayout;
+use super::shapes::{NormLayout, SharedKeys, StreamRule, Streams};
 use crate::ModelError;
 
 /// Prefixes under which folders have the module. The first is that of the published models.
@@ -67,13 +68,25 @@ pub(super) fn add_mtp(
     let names = names.with_mtp(Some(own));
     // Attention is that of the last layer that has a window if this one has, too.
     let has_windows = architecture.layers.iter().any(|layer| layer.window.is_some());
-    let (window, gatings) = gguf::predicting_layer(catalog, family, (layer, has_windows))?;
+    let windows_differ = has_windows && !family.attention.compressed;
+    let (window, gatings) = gguf::predicting_layer(catalog, family, (layer, windows_differ))?;
+    let window = match family.attention.compressed {
+        true => architecture.layers.last().and_then(|layer| layer.window),
+        false => window,
+    };
     let is_alike =
         |of: &&Layer| of.mixer == Mixer::Attention && of.window.is_some() == window.is_some();
-    let Some(last) = architecture.layers.iter().rfind(is_alike).cloned() else {
+    let Some(mut last) = architecture.layers.iter().rfind(is_alike).cloned() else {
         let why = "forebay knows predicting layers with attention like that of another layer only";
         return Err(ModelError::NoMtp { why: why.into() });
     };
+    if family.attention.compressed {
+        if catalog.tensor(&names.layer(layer, "entry_values")).is_some() {
+            let why = "forebay knows predicting layers that see their window only, and this one has compressed entries";
+            return Err(ModelError::NoMtp { why: why.into() });
+        }
+        (last.attention, last.rope) = without_entries(architecture, last.attention);
+    }
     let count = architecture.attentions.len();
     // If only some layers choose their keys, the layer's own tensors say if it does.
     let indexed = |index: &usize| architecture.attentions[*index].indexer.is_some();
@@ -119,7 +132,26 @@ pub(super) fn add_mtp(
     Ok(())
 }
 
+/// Returns the number of attention with shared keys as number `like` has it, but without compressed entries, and that of its
+/// rotation. The last layers of a model may all have entries, so no layer may have such attention.
+fn without_entries(architecture: &mut Architecture, like: usize) -> (usize, Option<usize>) {
+    let mut own = architecture.attentions[like].clone();
+    own.shared = own.shared.map(|shared| SharedKeys { entries: None, ..shared });
+    let number = architecture.attentions.iter().position(|of| *of == own);
+    let number = number.unwrap_or_else(|| {
+        architecture.attentions.push(own);
+        architecture.attentions.len() - 1
+    });
+    (number, Some(PLAIN_ROPE))
+}
+
 impl Architecture {
+    /// Returns the number of vectors of [`Architecture::hidden`] elements that the state of a token has for the predicting layer.
+    pub fn predicted_from(&self) -> usize {
+        let raw = self.mtp.is_some_and(|mtp| mtp.raw_states);
+        self.streams.filter(|_| raw).map_or(1, |streams| streams.count)
+    }
+
     /// Returns true if a tensor belongs to a layer that predicts further tokens and is not loaded.
     pub fn leaves_out(&self, tensor: &str) -> bool {
         let (root, layers) = match self.naming {
@@ -144,11 +176,9 @@ impl Architecture {
 
     /// Checks that the predicting layer is of a known kind.
     pub(super) fn validate_mtp(&self) -> Result<(), ModelError> {
-        if self.mtp.is_none() {
-            return Ok(());
-        }
+        let Some(Mtp { raw_states, .. }) = self.mtp else { return Ok(()) };
         let plain = self.layers.iter().all(|layer| !layer.chunked)
-            && self.streams.is_none()
+            && self.streams.is_none_or(|streams| has_known_states(&streams, raw_states))
             && self.ngrams.is_none()
             && self.layer_embeddings.is_none()
             && (0..self.layers.len()).all(|layer| self.norms_of(layer) == NormLayout::Pre)
@@ -165,7 +195,13 @@ impl Architecture {
             "predicting layer",
             self.main_layers(),
             plain && last.is_some() && self.main_layers() > 0,
-            "forebay knows one with attention and a feed-forward, of models without chunks and with one residual stream",
+            "forebay knows one with attention and a feed-forward, of models without chunks and with one residual stream or \
+             mixed ones",
         )
     }
+}
+
+/// Returns true if a predicting layer takes these streams one by one.
+fn has_known_states(streams: &Streams, raw_states: bool) -> bool {
+    raw_states && matches!(streams.rule, StreamRule::Mixed { .. })
 }

@@ -18,7 +18,7 @@ pub enum MtpForm {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MtpRule {
     pub form: MtpForm,
-    /// True if the layer takes the state of a token before the model's last norm.
+    /// True if the layer takes the state of a token before the model's last norm: all residual streams, if there are several.
     pub raw_states: bool,
     /// Form of the norm before the layer's output projection.
     pub norm_form: NormForm,

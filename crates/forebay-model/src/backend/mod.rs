@@ -648,7 +648,8 @@ pub trait Backend: Send {
     }
 
     /// Appends the residual stream after the last layer, `[rows, hidden]`, of rows of the pass that has just ended. It is normed as for
-    /// the logits, if the model's predicting layer does not take it as it is ([`Step::keeps_raw_states`]).
+    /// the logits, if the model's predicting layer does not take it as it is ([`Step::keeps_raw_states`]). If it does, the rows are
+    /// `[rows, streams, hidden]`.
     ///
     /// # Errors
     /// Returns an error if the device fails.

@@ -24,6 +24,7 @@ const DEEPSEEK_4: Family = Family {
     files: Files {
         gguf: &["deepseek4"],
         huggingface: &["deepseek_v4"],
+        mtp: Some(MtpRule { raw_states: true, ..MtpRule::of(MtpForm::InGguf) }),
         names: DEEPSEEK_4_NAMES,
         ..Files::BASE
     },

@@ -75,20 +75,25 @@ impl CpuBackend {
         }
     }
 
-    /// Appends the normed residual stream behind the last layer of some rows.
+    /// Appends the residual stream behind the last layer of some rows: normed, or all its streams as they are.
     pub(super) fn append_final_rows(
         &mut self,
         step: &Step<'_>,
         rows: Range<usize>,
         out: &mut Vec<f32>,
     ) {
+        if step.keeps_raw_states() {
+            let width = step.architecture.stream_width();
+            out.extend_from_slice(&self.scratch.x[rows.start * width..rows.end * width]);
+            return;
+        }
         let (hidden, base) = (step.architecture.hidden, out.len());
         out.resize(base + rows.len() * hidden, 0.0);
         let (weight, epsilon) = (&step.weights.final_norm, step.architecture.stream_epsilon());
         let Scratch { x, streams, predicted, rows: numbers, .. } = &mut self.scratch;
         let out = &mut out[base..];
         collapse_at_end(&self.cpu, (x, streams, predicted, numbers), step, rows.start, out);
-        if let Some(weight) = weight.as_ref().filter(|_| !step.keeps_raw_states()) {
+        if let Some(weight) = weight {
             self.cpu.norm_in_place(step.architecture.norm_form, out, weight, epsilon);
         }
     }

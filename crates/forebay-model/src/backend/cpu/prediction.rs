@@ -28,24 +28,31 @@ impl CpuBackend {
         };
         residency.set_dense_cycle(cycle);
         let (width, epsilon) = (step.architecture.hidden, step.architecture.norm_epsilon);
+        let streams = step.architecture.predicted_from();
         let Scratch { x, joined, block_out, normed, input, embedding_row, rows, .. } = scratch;
         let table = mtp.embedding.as_ref().unwrap_or(&step.weights.embedding);
         let embedded = &mut block_out[..step.count * width];
         let into = embedded.chunks_exact_mut(width);
         read_rows(files, table, batch.tokens, 1.0, embedding_row, into)?;
-        let joined = &mut joined[..step.count * 2 * width];
+        let count = step.count * streams;
+        let joined = &mut joined[..count * 2 * width];
         let normed = &mut normed[..step.count * width];
-        for (from, norm, first) in
-            [(&*embedded, &mtp.embedding_norm, 0), (hidden, &mtp.hidden_norm, width)]
-        {
-            cpu.rms_norm(from, norm, epsilon, normed);
-            let rows = joined.chunks_exact_mut(2 * width).zip(normed.chunks_exact(width));
-            rows.for_each(|(to, from)| to[first..first + width].copy_from_slice(from));
+        cpu.rms_norm(embedded, &mtp.embedding_norm, epsilon, normed);
+        for (row, to) in joined.chunks_exact_mut(2 * width).enumerate() {
+            let token = row / streams;
+            to[..width].copy_from_slice(&normed[token * width..(token + 1) * width]);
         }
-        input.prepare(cpu, joined, step.count, 2 * width, &[mtp.join.ty]);
+        let some = step.count * width;
+        for (states, to) in hidden.chunks_exact(some).zip(joined.chunks_exact_mut(2 * some)) {
+            cpu.rms_norm(states, &mtp.hidden_norm, epsilon, normed);
+            let rows = to.chunks_exact_mut(2 * width).zip(normed.chunks_exact(width));
+            rows.for_each(|(to, from)| to[width..].copy_from_slice(from));
+        }
+        input.prepare(cpu, joined, count, 2 * width, &[mtp.join.ty]);
         let lease = residency.dense(step.layer as u32)?;
         let w = matrix(residency, &lease, &mtp.join);
-        let out = &mut x[..step.count * width];
-        matmul_beside_reads(cpu, residency, &mut both_kinds(w, input, rows.of(step), out))
+        let rows = rows.split(step.decode * streams, count);
+        let out = &mut x[..count * width];
+        matmul_beside_reads(cpu, residency, &mut both_kinds(w, input, rows, out))
     }
 }

@@ -73,7 +73,7 @@ pub struct Scratch {
     /// Input of the feed-forward in the dense block. It is separate because `input` may still be needed by the experts.
     pub dense_input: Activations,
     pub inner: Activations,
-    /// Normed embeddings and states of the rows `[tokens, 2 * hidden]` for a predicting layer; empty without one.
+    /// Normed embeddings and states of the rows `[tokens, streams, 2 * hidden]` for a predicting layer; empty without one.
     pub joined: Vec<f32>,
     pub embedding_row: Vec<u8>,
     pub chunk_logits: Vec<f32>,
@@ -133,7 +133,7 @@ impl Scratch {
             embedding_row: Vec::with_capacity(longest_row(weights)),
             chunk_logits: Vec::new(),
             moe: MoeScratch::reserve(architecture, batch),
-            rows: RowNumbers((0..batch as u32).collect()),
+            rows: RowNumbers((0..(batch * architecture.predicted_from()) as u32).collect()),
             row_factors: Vec::with_capacity(batch),
             embedded: floats(if layer_widths > 0 { architecture.hidden } else { 0 }),
             layer_rows: floats(layer_widths),
@@ -199,9 +199,9 @@ fn layer_widths(architecture: &Architecture) -> usize {
     architecture.layer_embeddings.map_or(0, |of| of.width * architecture.layers.len())
 }
 
-/// Returns the number of elements of a row that a predicting layer joins; 0 if there is no such layer.
+/// Returns the number of elements of a token's rows that a predicting layer joins; 0 if there is no such layer.
 fn joined_width(architecture: &Architecture) -> usize {
-    if architecture.mtp.is_some() { 2 * architecture.hidden } else { 0 }
+    architecture.mtp.map_or(0, |_| 2 * architecture.hidden * architecture.predicted_from())
 }
 
 /// Returns the bytes of the longest row of an embedding table.

@@ -620,10 +620,13 @@ impl Backend for CudaBackend {
         rows: Range<usize>,
         out: &mut Vec<f32>,
     ) -> Result<(), ModelError> {
-        let (hidden, base) = (step.architecture.hidden, out.len());
-        out.resize(base + rows.len() * hidden, 0.0);
-        let at = if step.keeps_raw_states() { self.at().x } else { self.at().normed };
-        let from = self.float(at).offset(rows.start * hidden);
+        let (at, width) = match step.keeps_raw_states() {
+            true => (self.at().x, step.architecture.stream_width()),
+            false => (self.at().normed, step.architecture.hidden),
+        };
+        let base = out.len();
+        out.resize(base + rows.len() * width, 0.0);
+        let from = self.float(at).offset(rows.start * width);
         Ok(self.gpu.download_into(from, &mut out[base..])?)
     }
 

@@ -24,10 +24,7 @@ impl CudaBackend {
         let weight = match block {
             NextBlock::Attention => self.layer_vectors(step).attention_norm,
             NextBlock::FeedForward => self.layer_vectors(step).feed_forward_norm,
-            NextBlock::Head => match step.prediction(true) {
-                Some(_) => self.plan.vectors.mtp.map(|of| of.norm),
-                None => self.plan.vectors.final_norm,
-            },
+            NextBlock::Head => self.head_norm(step),
             // The stream itself is what follows.
             NextBlock::NGrams | NextBlock::Embeddings => None,
         };
@@ -67,6 +64,14 @@ impl CudaBackend {
         match block {
             NextBlock::Attention => self.keep_input(step),
             _ => Ok(()),
+        }
+    }
+
+    /// Returns the weights of the norm before the output projection: that of the predicting layer, if its rows are computed.
+    pub(super) fn head_norm(&self, step: &Step<'_>) -> Option<usize> {
+        match step.prediction(true) {
+            Some(_) => self.plan.vectors.mtp.map(|of| of.norm),
+            None => self.plan.vectors.final_norm,
         }
     }
 

@@ -236,7 +236,7 @@ impl Widths {
         let stream = architecture.stream_width();
         let ngrams = architecture.ngrams.as_ref().map_or(0, |of| of.width);
         let output = most(Attention::output_width);
-        let joined = architecture.mtp.map_or(0, |_| 2 * hidden);
+        let joined = architecture.mtp.map_or(0, |_| 2 * hidden * architecture.predicted_from());
         let widest =
             [q, attended, output, inner, shared, layer_width, stream, ngrams, joined, branch];
         let (latent, heads) = architecture.latent().unzip();

@@ -48,7 +48,10 @@ impl CudaBackend {
         self.embed_own(step, at.parts)?;
         self.gpu.upload(hidden, self.float(states))?;
         let vectors = self.plan.vectors.mtp.expect("the model has a predicting layer");
-        for (part, weight) in [(at.parts, vectors.embedding_norm), (states, vectors.hidden_norm)] {
+        let of_all = count * at.streams;
+        for (part, weight, count) in
+            [(at.parts, vectors.embedding_norm, count), (states, vectors.hidden_norm, of_all)]
+        {
             let norm = Norm {
                 weight: self.vectors().offset(weight),
                 width,
@@ -57,13 +60,14 @@ impl CudaBackend {
             let rows = self.float(part);
             self.gpu.rms_norm(rows, Added::Nothing, &norm, Normed::plain(rows), count, None)?;
         }
-        let (data, vocabulary) = (self.float(at.parts).cast(), 2 * at.batch);
+        let (data, vocabulary) = (self.float(at.parts).cast(), (1 + at.streams) * at.batch);
         let parts = EmbeddingTable { ty: TensorType::F32, data, vocabulary, hidden: width };
         let (ids, joined) = (self.arena.activation(at.ids), self.float(at.joined));
-        self.gpu.embed(&parts, ids, joined, 2 * count, 1.0)?;
+        self.gpu.embed(&parts, ids, joined, 2 * of_all, 1.0)?;
         self.products().changed(joined);
         let product = self.product(step, mtp.join, self.at().x);
-        self.products().dense(&self.gpu, joined, Rows::of(step), &[product])
+        let rows = Rows { kind: step.kind(), count: of_all };
+        self.products().dense(&self.gpu, joined, rows, &[product])
     }
 
     /// Writes the embeddings of the tokens, from the layer's own table if it has one.

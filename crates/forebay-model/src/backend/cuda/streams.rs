@@ -74,7 +74,7 @@ impl CudaBackend {
             }
             NextBlock::Head => {
                 self.collapse_at_end(step)?;
-                self.plan.vectors.final_norm
+                self.head_norm(step)
             }
             // The streams themselves are what follows.
             NextBlock::NGrams | NextBlock::Embeddings => return Ok(()),
