@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, anyhow};
 use forebay_engine::{DeviceChoice, KvCacheType, Session, SessionOptions};
 use forebay_format::Catalog;
 use forebay_model::Architecture;
+use forebay_model::arch::Layer;
 use forebay_model::sampling::argmax;
 use forebay_store::{FileSet, IoKind, OutputFile};
 
@@ -25,8 +26,7 @@ const CONTEXT: usize = 512;
 /// Number of tokens that are computed one at a time: enough to increase the number of parts of the context on the way.
 const ALONE: usize = 300;
 
-/// Number of tokens that exceeds a small window plus a batch of 512 and the rounding of rows. A model that was trained for fewer
-/// positions gets as many as it takes.
+/// Number of tokens that exceeds a small window plus a batch of 512 and the rounding of rows.
 const WRAPPED: usize = 900;
 
 /// Number of tokens generated from one.
@@ -292,11 +292,13 @@ impl Model {
         Ok(Architecture::from_catalog(&catalog)?.has_states())
     }
 
-    /// Returns true if some layers have a window that a text of [`WRAPPED`] positions exceeds.
+    /// Returns true if some layers have a window that a text of [`WRAPPED`] positions exceeds, and the model takes such a text.
     fn has_windows(&self) -> Result<bool> {
         let catalog = Catalog::open(&self.path)?;
         let described = Architecture::from_catalog(&catalog)?;
-        Ok(described.layers.iter().any(|layer| layer.window.is_some_and(|window| window < WRAPPED)))
+        let fits = described.context_trained >= WRAPPED + GENERATED;
+        let exceeded = |layer: &Layer| layer.window.is_some_and(|window| window < WRAPPED);
+        Ok(fits && described.layers.iter().any(exceeded))
     }
 
     /// Returns the beginning of the long prompt for which small sessions have room, beside so many tokens.
@@ -576,11 +578,9 @@ fn check_windows(model: &Model, ordinal: usize) -> Result<Outcome> {
     let ids = prompt(&json(&model.prompts), "long");
     // Shifts the ids in each repetition, so that tokens get other neighbours.
     let turn = |i: usize| ids[(i + i / ids.len() * 7) % ids.len()];
-    let trained = Architecture::from_catalog(&Catalog::open(&model.path)?)?.context_trained;
-    let length = WRAPPED.min(trained - GENERATED);
-    let ids: Vec<u32> = (0..length).map(turn).collect();
+    let ids: Vec<u32> = (0..WRAPPED).map(turn).collect();
     let open = |device| {
-        let context = Some(length + GENERATED);
+        let context = Some(WRAPPED + GENERATED);
         let options = SessionOptions { device, exact: true, context, ..SessionOptions::default() };
         model.open_with(options)
     };
@@ -599,8 +599,8 @@ fn check_windows(model: &Model, ordinal: usize) -> Result<Outcome> {
     let worst = worst.worse(Outcome::same(&generated, &expected).at("greedy"));
     // Truncating by less than a batch keeps the positions, except where layers have states. Truncating to a position that the window
     // no longer holds leaves none.
-    let expected = if model.has_states()? { 0 } else { length - 100 };
-    session.truncate(length - 100);
+    let expected = if model.has_states()? { 0 } else { WRAPPED - 100 };
+    session.truncate(WRAPPED - 100);
     let kept = Outcome::same(&[session.cached_tokens().len()], &[expected]).at("positions left");
     let none = Outcome::same(&[session.truncate(20)], &[0]).at("positions left of few");
     Ok(worst.worse(kept).worse(none))
