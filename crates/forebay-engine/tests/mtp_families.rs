@@ -14,7 +14,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use forebay_engine::{GenerateOptions, MtpStatistics, Session, SessionOptions};
-use forebay_format::{TensorType, Value};
+use forebay_format::{Array, TensorType, Value};
 use forebay_model::sampling::{Sampling, argmax};
 use gguf_file::GgufFile;
 use logits::{Distance, References, json, numbers, prompt};
@@ -367,4 +367,33 @@ fn a_predicting_layer_of_a_gguf_file_is_a_model_of_one_layer() {
         put(&mut one, ("output_norm.weight".into(), vec![hidden as u64], norm));
         one.written()
     });
+}
+
+/// DeepSeek-V4's layer sees its window only, also where no other layer does. One with compressed entries is refused.
+#[test]
+fn a_predicting_layer_sees_its_window_only() {
+    let Some(path) = fixture("gguf/deepseek_v4_mtp/deepseek_v4_mtp-BF16.gguf") else { return };
+    let file = GgufFile::read(&path);
+    let mut others = file.with("block_count", 4_u32).with("hash_layer_count", 0_u32);
+    others.set("attention.compress_ratios", Value::from(vec![4_u32, 128, 4, 0]));
+    for key in ["swiglu_clamp_exp", "swiglu_clamp_shexp"] {
+        others.set(key, Value::Array(Array::F32(vec![3.0; 4])));
+    }
+    others.tensors.retain(|(name, ..)| !name.starts_with("blk.0."));
+    for layer in 1..5 {
+        let (from, to) = (format!("blk.{layer}."), format!("blk.{}.", layer - 1));
+        others.tensors.iter_mut().for_each(|(name, ..)| *name = name.replace(&from, &to));
+    }
+    let (_others, path) = others.written();
+    same(&path);
+
+    let mut with_entries = file.clone();
+    for part in ["kv", "gate", "ape", "norm"] {
+        let [from, to] = [2, 4].map(|layer| format!("blk.{layer}.attn_compressor_{part}.weight"));
+        let like = file.tensors.iter().find(|(name, ..)| *name == from).cloned().unwrap();
+        with_entries.tensors.push((to, like.1, like.2, like.3));
+    }
+    let (_with_entries, path) = with_entries.written();
+    let refused = Session::open(&path, &options(true), &mut |_, _| {}).err().unwrap().to_string();
+    assert!(refused.contains("compressed entries"), "{refused}");
 }
