@@ -24,6 +24,8 @@ class Attacker:
             thread.start()
 
     def run(self):
+        # In earnest, an attacker's programs are on another machine, and take no processor time from the server.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         while not self.stops.is_set():
             try:
                 status = self.once(self)

@@ -468,6 +468,33 @@ fn requests_generate_one_after_the_other_or_take_turns() {
     }
 }
 
+/// The requests of a caller that has many take turns beside those of another one, and none is left behind.
+#[test]
+fn many_requests_of_a_caller_advance_alike_beside_another_caller() {
+    let Some(path) = fixture("gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf") else { return };
+    const TOKENS: usize = 20;
+    let mut engine = Engine::new(open(&path, None, 7).unwrap(), &EngineOptions::default());
+    let counts = Arc::new(Mutex::new([0_usize; 7]));
+    for number in 0..7 {
+        let counts = counts.clone();
+        let sink = Box::new(move |event: Event| {
+            if let Event::Token(_) = event {
+                let mut counts = counts.lock().unwrap();
+                counts[number] += 1;
+                let (least, most) = (counts[..6].iter().min(), counts[..6].iter().max());
+                assert!(most.unwrap() - least.unwrap() <= 2, "{counts:?}");
+            }
+            ControlFlow::Continue(())
+        });
+        let options = GenerateOptions::exactly(TOKENS, Sampling::greedy());
+        let share = u64::from(number == 6);
+        let request = Request { prompt: vec![7; 3], options, share, ..Request::default() };
+        engine.submit(request, sink).unwrap();
+    }
+    engine.drain().unwrap();
+    assert_eq!(*counts.lock().unwrap(), [TOKENS; 7]);
+}
+
 #[test]
 fn requests_share_the_count_of_missing_experts() {
     let Some(path) = fixture("gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf") else { return };

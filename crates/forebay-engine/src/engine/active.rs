@@ -44,6 +44,8 @@ pub struct Active {
     pub sequence: SequenceId,
     /// Hash before the first KV block.
     pub root: BlockHash,
+    /// True if the last pass computed tokens of its answer.
+    pub had_turn: bool,
     /// Why the request ends after this pass.
     pub end: Option<RequestEnd>,
     /// The token by which the model ended the answer.
@@ -116,6 +118,7 @@ impl Active {
             options,
             sequence,
             root,
+            had_turn: false,
             end: no_tokens.then_some(RequestEnd::MaxTokens),
             end_token: None,
             sampler,

@@ -172,7 +172,7 @@ impl Engine {
             Some(batch_size) => batch_size.rows(),
             None => options.generating.unwrap_or(together).clamp(1, together),
         };
-        let limits = Limits { running, rows, prompt_rows, decode_rows };
+        let limits = Limits { running, rows, prompt_rows, decode_rows, shared_rows: decode_rows };
         Engine {
             batch_size,
             pace: Pace::new(options.latency, prompt_rows),
@@ -399,9 +399,11 @@ impl Engine {
             left => Progress::Follows(left),
         });
         let pauses = self.pace.is_bounded() && self.session.runner.decoder.backend().pauses();
-        let prompt_rows = if pauses { self.limits.prompt_rows } else { self.pace.prompt_rows() };
+        let prompt_rows = if pauses { self.limits.prompt_rows } else { self.prompt_rows() };
         let share = |index: usize| self.running[index].share;
-        schedule::choose(&Limits { prompt_rows, ..self.limits }, progress, share, &mut parts);
+        let limits = Limits { prompt_rows, shared_rows: self.shared_rows(), ..self.limits };
+        schedule::choose(&limits, progress, share, &mut parts);
+        self.note_turns(&parts);
         let decode = parts.iter().take_while(|part| !part.reads).count();
         let ran = match pauses && (decode > 0 || self.reading.is_some()) {
             true => self.run_between(&parts[..decode], &parts[decode..]),
@@ -437,23 +439,6 @@ impl Engine {
         let streamed_share = self.note_weights(parts);
         self.note(parts, time, streamed_share);
         Ok(())
-    }
-
-    /// Lets other requests generate if some wait for it and those that generate now have had their share of the time.
-    fn take_turns(&mut self) {
-        let generates = |active: &Active| !active.reads();
-        let generating = self.running.iter().filter(|active| generates(active)).count();
-        let turns = generating.div_ceil(self.limits.decode_rows);
-        if self.pace.ends_turn(turns) {
-            let mut left = self.limits.decode_rows;
-            let had_turn = |active: &mut Active| {
-                let had = left > 0 && generates(active);
-                left -= usize::from(had);
-                had
-            };
-            let had: Vec<Active> = self.running.extract_if(.., had_turn).collect();
-            self.running.extend(had);
-        }
     }
 
     /// Gives every request its share of what a pass needed of the weights. Returns the share of the model that the pass copied
@@ -496,6 +481,7 @@ impl Engine {
             return;
         }
         self.pace.note_generate(time.as_secs_f64(), streamed_share);
+        self.shares.costs.note(decode_rows, time.as_secs_f64());
         self.session.runner.decoder.end_token();
         if let Some(batch_size) = &mut self.batch_size {
             let available = (self.running.len() + self.waiting.len()).min(self.limits.running);

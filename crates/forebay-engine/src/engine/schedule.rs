@@ -13,6 +13,8 @@ pub struct Limits {
     pub prompt_rows: usize,
     /// Most decode rows.
     pub decode_rows: usize,
+    /// Most decode rows because of other callers. Each has one at least.
+    pub shared_rows: usize,
 }
 
 /// The next work of a running request.
@@ -39,8 +41,8 @@ pub struct Part {
 }
 
 /// Chooses the rows of the next pass: one for each of the first requests that generate, known tokens of others, then prompt
-/// rows. Callers have equal parts of these, and those of a caller go to its requests in their order. `share` returns the number of
-/// a request's caller.
+/// rows. Callers have equal parts of the first and the last, and those of a caller go to its requests in their order. `share` returns
+/// the number of a request's caller.
 pub fn choose(
     limits: &Limits,
     progress: impl Iterator<Item = Progress> + Clone,
@@ -49,9 +51,7 @@ pub fn choose(
 ) {
     parts.clear();
     let generating = progress.clone().enumerate().filter(|(_, of)| *of == Progress::Generates);
-    let decode =
-        generating.map(|(index, _)| Part { index, count: 1, kind: RowKind::Decode, reads: false });
-    parts.extend(decode.take(limits.decode_rows));
+    choose_generating(limits, generating.map(|(index, _)| index), &share, parts);
     let mut room = limits.rows.saturating_sub(parts.len());
     for (index, of) in progress.clone().enumerate() {
         let Progress::Follows(tokens) = of else { continue };
@@ -67,8 +67,47 @@ pub fn choose(
         Progress::Reads(tokens) => Some((index, tokens)),
         _ => None,
     });
-    share_rows(most.min(room), prompts, share, first, parts);
+    share_rows(most.min(room), prompts, &share, first, parts);
     parts.retain(|part| part.count > 0);
+}
+
+/// Adds a row for each of the requests that generate. If there are more than a pass may have, callers have equal parts, and what
+/// some do not need is for the others.
+fn choose_generating(
+    limits: &Limits,
+    generating: impl Iterator<Item = usize> + Clone,
+    share: impl Fn(usize) -> u64,
+    parts: &mut Vec<Part>,
+) {
+    let callers = count_callers(generating.clone(), &share);
+    let most = limits.decode_rows.min(limits.shared_rows.max(callers));
+    let part = |index| Part { index, count: 1, kind: RowKind::Decode, reads: false };
+    if callers <= 1 || generating.clone().count() <= most {
+        parts.extend(generating.map(part).take(most));
+        return;
+    }
+    let each = (most / callers).max(1);
+    for is_rest in [false, true] {
+        for index in generating.clone() {
+            let own = parts.iter().filter(|part| share(part.index) == share(index)).count();
+            let is_chosen = is_rest && parts.iter().any(|part| part.index == index);
+            if parts.len() < most && !is_chosen && (is_rest || own < each) {
+                parts.push(part(index));
+            }
+        }
+    }
+    parts.sort_unstable_by_key(|part| part.index);
+}
+
+/// Returns the number of callers of these requests.
+fn count_callers(
+    requests: impl Iterator<Item = usize> + Clone,
+    share: impl Fn(usize) -> u64,
+) -> usize {
+    let is_first = |(at, index): &(usize, usize)| {
+        !requests.clone().take(*at).any(|other| share(other) == share(*index))
+    };
+    requests.clone().enumerate().filter(is_first).count()
 }
 
 /// Adds parts of prompts, each the index of a request and its number of tokens, behind the `first` parts.
@@ -79,10 +118,7 @@ fn share_rows(
     first: usize,
     parts: &mut Vec<Part>,
 ) {
-    let is_first = |(at, (index, _)): &(usize, (usize, usize))| {
-        !prompts.clone().take(*at).any(|(other, _)| share(other) == share(*index))
-    };
-    let callers = prompts.clone().enumerate().filter(is_first).count().max(1);
+    let callers = count_callers(prompts.clone().map(|(index, _)| index), &share).max(1);
     let each = (left / callers).max(1);
     for (index, tokens) in prompts.clone() {
         let own = parts[first..].iter().filter(|part| share(part.index) == share(index));
@@ -105,7 +141,8 @@ mod tests {
 
     #[test]
     fn decode_rows_come_first_and_prompts_share_what_is_left() {
-        let limits = Limits { running: 8, rows: 20, prompt_rows: 12, decode_rows: 2 };
+        let limits =
+            Limits { running: 8, rows: 20, prompt_rows: 12, decode_rows: 2, shared_rows: 2 };
         let mut parts = Vec::new();
         let mut chosen = |progress: &[Progress]| {
             choose(&limits, progress.iter().copied(), |_| 0, &mut parts);
@@ -137,7 +174,8 @@ mod tests {
 
     #[test]
     fn callers_have_equal_parts_of_the_prompt_rows() {
-        let limits = Limits { running: 8, rows: 20, prompt_rows: 12, decode_rows: 2 };
+        let limits =
+            Limits { running: 8, rows: 20, prompt_rows: 12, decode_rows: 2, shared_rows: 2 };
         let mut parts = Vec::new();
         let mut chosen = |requests: &[(u64, usize)]| {
             let progress = requests.iter().map(|&(_, tokens)| Progress::Reads(tokens));
@@ -151,5 +189,25 @@ mod tests {
         assert_eq!(chosen(&[(1, 100), (2, 3), (1, 100), (3, 100)]), [(0, 11), (1, 3), (3, 6)]);
         let many: Vec<(u64, usize)> = (0..30).map(|share| (share, 5)).collect();
         assert_eq!(chosen(&many).iter().map(|(_, count)| count).sum::<usize>(), 20);
+    }
+
+    #[test]
+    fn callers_have_equal_parts_of_the_rows_that_generate() {
+        let mut limits =
+            Limits { running: 16, rows: 20, prompt_rows: 12, decode_rows: 8, shared_rows: 4 };
+        let mut parts = Vec::new();
+        let mut chosen = |limits: &Limits, callers: &[u64]| {
+            let progress = callers.iter().map(|_| Progress::Generates);
+            choose(limits, progress, |index| callers[index], &mut parts);
+            parts.iter().map(|part| part.index).collect::<Vec<_>>()
+        };
+        assert_eq!(chosen(&limits, &[1, 1, 1, 1, 1, 1]), [0, 1, 2, 3]);
+        assert_eq!(chosen(&limits, &[1, 1, 1, 1, 1, 2]), [0, 1, 2, 5]);
+        assert_eq!(chosen(&limits, &[1, 2, 1]), [0, 1, 2]);
+        assert_eq!(chosen(&limits, &[1, 1, 1, 2, 2, 2, 2]), [0, 1, 3, 4]);
+        // Every caller has one, also if there are more callers.
+        assert_eq!(chosen(&limits, &[1, 1, 2, 3, 4, 5]), [0, 2, 3, 4, 5]);
+        limits.decode_rows = 3;
+        assert_eq!(chosen(&limits, &[1, 1, 1, 1, 2]), [0, 1, 4]);
     }
 }

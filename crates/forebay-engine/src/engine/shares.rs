@@ -1,10 +1,16 @@
-//! Fairness among callers: whose request begins next, and whose request gives way.
+//! Fairness among callers: whose request begins next, whose request gives way, and how many generate together.
 //!
 //! Callers have equal parts of the requests that run. Among requests of one priority, the next one to begin is that of the
 //! caller with the fewest running requests, and callers with equally many take turns. A caller with at least two more running requests than another one that waits loses
 //! the last of them: it is suspended, and goes on with the same bits later.
+//!
+//! While several callers generate, a pass has so many rows that it takes about as many times as long as there are callers as a pass
+//! with the rows of the one that has the fewest. Where a pass of many rows takes hardly longer, all generate. Otherwise, the requests
+//! of a caller take turns.
 
 use super::Engine;
+use super::active::Active;
+use super::schedule::Part;
 use super::waiting::Waiting;
 
 /// Most callers without running requests whose turns are remembered.
@@ -16,6 +22,10 @@ pub struct Shares {
     callers: Vec<Caller>,
     /// Number of requests that have begun.
     begun: u64,
+    /// Times of passes that generate.
+    pub(super) costs: PassCosts,
+    /// True if a request that generates had no row in the last pass.
+    left_out: bool,
 }
 
 struct Caller {
@@ -65,7 +75,110 @@ impl Shares {
     }
 }
 
+/// Usual times of passes that generate, by their number of rows.
+#[derive(Default)]
+pub struct PassCosts {
+    /// Seconds of a pass with `index + 1` rows, if there was one.
+    seconds: Vec<Option<f64>>,
+}
+
+/// Weight of the newest pass in the usual time of passes of as many rows.
+const NEWEST: f64 = 0.2;
+
+impl PassCosts {
+    /// Notes the time of a pass.
+    pub fn note(&mut self, rows: usize, seconds: f64) {
+        let Some(at) = rows.checked_sub(1) else { return };
+        if self.seconds.len() <= at {
+            self.seconds.resize(rows, None);
+        }
+        let usual = self.seconds[at].get_or_insert(seconds);
+        *usual += NEWEST * (seconds - *usual);
+    }
+
+    /// Returns the seconds of a pass without rows and those of each row, by the straight line through the known times. If only one is
+    /// known, all of it is the rows'.
+    fn line(&self) -> Option<[f64; 2]> {
+        let known = || {
+            let numbered = (1..).zip(&self.seconds);
+            numbered.filter_map(|(rows, seconds): (u32, _)| Some((f64::from(rows), (*seconds)?)))
+        };
+        let count = known().count() as f64;
+        let mean = |of: fn((f64, f64)) -> f64| known().map(of).sum::<f64>() / count;
+        let (rows, seconds) = (mean(|of| of.0), mean(|of| of.1));
+        if count < 2.0 {
+            return (count > 0.0).then(|| [0.0, seconds / rows]);
+        }
+        let spread: f64 = known().map(|of| (of.0 - rows).powi(2)).sum();
+        let each = known().map(|of| (of.0 - rows) * (of.1 - seconds)).sum::<f64>() / spread;
+        let each = each.clamp(0.0, seconds / rows);
+        Some([seconds - each * rows, each])
+    }
+
+    /// Returns the most rows of a pass that takes at most `times` as long as one with `own` rows.
+    pub fn rows_max(&self, own: usize, times: usize) -> usize {
+        let Some([fixed, each]) = self.line() else { return times * own };
+        let more = fixed * (times - 1) as f64 / each.max(1e-12);
+        (times * own).saturating_add(more as usize)
+    }
+}
+
 impl Engine {
+    /// Returns the number of callers whose requests run.
+    fn callers(&self) -> usize {
+        let is_first = |(at, active): &(usize, &Active)| {
+            !self.running[..*at].iter().any(|other| other.share == active.share)
+        };
+        self.running.iter().enumerate().filter(is_first).count()
+    }
+
+    /// Returns the most prompt rows of a pass that also generates.
+    pub(super) fn prompt_rows(&self) -> usize {
+        self.pace.prompt_rows_of(self.callers())
+    }
+
+    /// Returns the most rows of a pass that generate, because of other callers. A caller whose prompt is read is one, too: it gets its
+    /// first token from that pass.
+    pub(super) fn shared_rows(&self) -> usize {
+        let callers = self.callers();
+        if callers < 2 || !self.pace.is_bounded() {
+            return usize::MAX;
+        }
+        let generating = |active: &Active| {
+            let same = self.running.iter().filter(|of| of.share == active.share && !of.reads());
+            same.count().max(1)
+        };
+        let own = self.running.iter().map(generating).min().unwrap_or(1);
+        self.shares.costs.rows_max(own, callers)
+    }
+
+    /// Takes note of the requests that generate in the next pass.
+    pub(super) fn note_turns(&mut self, parts: &[Part]) {
+        self.running.iter_mut().for_each(|active| active.had_turn = false);
+        for part in parts.iter().filter(|part| !part.reads) {
+            self.running[part.index].had_turn = true;
+        }
+        self.shares.left_out = self.running.iter().any(|of| !of.reads() && !of.had_turn);
+    }
+
+    /// Lets other requests generate if some wait for it and those that generate now have had their share of the time.
+    pub(super) fn take_turns(&mut self) {
+        let generates = |active: &Active| !active.reads();
+        let generating = self.running.iter().filter(|active| generates(active)).count();
+        let turns = generating.div_ceil(self.limits.decode_rows);
+        let turns = turns.max(1 + usize::from(self.shares.left_out));
+        if !self.pace.ends_turn(turns) {
+            return;
+        }
+        let waits = |active: &&Active| generates(active) && !active.had_turn;
+        let wait: Vec<u64> = self.running.iter().filter(waits).map(|of| of.share).collect();
+        let had_turn = |active: &mut Active| {
+            active.had_turn && generates(active) && wait.contains(&active.share)
+        };
+        let had: Vec<Active> = self.running.extract_if(.., had_turn).collect();
+        self.running.extend(had);
+    }
+
     /// Counts the running requests of each caller.
     pub(super) fn count_shares(&mut self) {
         self.shares.count(self.running.iter().map(|active| active.share));
@@ -117,5 +230,41 @@ impl Engine {
     /// Returns the number of waiting requests of a caller.
     pub(super) fn waiting_of(&self, share: u64) -> usize {
         self.waiting.iter().filter(|waiting| waiting.share() == share).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn costs(times: &[(usize, f64)]) -> PassCosts {
+        let mut costs = PassCosts::default();
+        times.iter().for_each(|(rows, seconds)| costs.note(*rows, *seconds));
+        costs
+    }
+
+    #[test]
+    fn rows_of_others_make_a_pass_as_much_longer_as_there_are_callers() {
+        assert_eq!(costs(&[]).rows_max(1, 2), 2);
+        // Of one time nothing follows about others.
+        assert_eq!(costs(&[(8, 8e-3)]).rows_max(1, 2), 2);
+        // Every row takes as long as the first one.
+        assert_eq!(costs(&[(1, 1e-3), (8, 8e-3)]).rows_max(2, 2), 4);
+        assert_eq!(costs(&[(1, 1e-3), (8, 8e-3)]).rows_max(2, 3), 6);
+        // A pass of 4 ms and 0.1 ms for each row.
+        let most = costs(&[(1, 4.1e-3), (4, 4.4e-3), (16, 5.6e-3)]).rows_max(1, 2);
+        assert!((41..=42).contains(&most), "{most}");
+        // More rows are no slower.
+        assert!(costs(&[(1, 5e-3), (8, 5e-3)]).rows_max(1, 2) > 1_000_000);
+        assert!(costs(&[(1, 5e-3), (8, 4e-3)]).rows_max(1, 2) > 1_000_000);
+        // Times that grow faster than rows.
+        assert_eq!(costs(&[(2, 1e-3), (8, 9e-3)]).rows_max(1, 2), 2);
+    }
+
+    #[test]
+    fn newer_times_count_more() {
+        let mut of = costs(&[(1, 1e-3), (8, 1e-3)]);
+        (0..50).for_each(|_| of.note(8, 8e-3));
+        assert_eq!(of.rows_max(1, 2), 2);
     }
 }
