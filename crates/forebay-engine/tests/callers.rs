@@ -1,33 +1,23 @@
 //! Tests that callers have equal parts: of the requests that run, of the rows of a pass, and of the queue.
 
+#[path = "support/requests.rs"]
+mod requests;
 mod support;
 
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use forebay_engine::engine::{EngineOptions, Event, Request, Sink};
+use forebay_engine::engine::{EngineOptions, Event, Request};
 use forebay_engine::{Engine, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
+use requests::collector;
 use support::fixture;
 
 fn open(path: &Path, sequences: usize) -> Session {
     let (context, threads) = (Some(160), Some(2));
     let options = SessionOptions { context, threads, sequences, ..SessionOptions::default() };
     Session::open(path, &options, &mut |_, _| {}).unwrap()
-}
-
-/// Returns a sink that collects tokens, and the list.
-fn collector() -> (Sink, Arc<Mutex<Vec<u32>>>) {
-    let tokens = Arc::new(Mutex::new(Vec::new()));
-    let to = tokens.clone();
-    let sink = Box::new(move |event: Event| {
-        if let Event::Token(token) = event {
-            to.lock().unwrap().push(token.id);
-        }
-        ControlFlow::Continue(())
-    });
-    (sink, tokens)
 }
 
 /// Submits requests of callers, each with a number of tokens to generate, and returns the order in which they begin and end.

@@ -1,6 +1,8 @@
 //! Tests invariant 10: what a request generates depends on its own sequence alone. Tokens and logarithmic probabilities are
 //! equal to the bit, alone or beside any others, whatever comes or ends when, resident and streamed.
 
+#[path = "support/requests.rs"]
+mod requests;
 mod support;
 
 use std::ops::ControlFlow;
@@ -8,9 +10,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use forebay_engine::engine::{EngineOptions, Event, Latency, Request, RequestEnd, Sink, Snapshot};
+use forebay_engine::engine::{EngineOptions, Event, Latency, Request, RequestEnd, Snapshot};
 use forebay_engine::{Engine, EngineError, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
+use requests::collector;
 use support::{fixture, models, needed_bytes, recurrent_models, third_set};
 
 const CONTEXT: usize = 160;
@@ -291,22 +294,6 @@ fn a_request_of_a_higher_priority_takes_the_place_of_others() {
     engine.drain().unwrap();
     assert_eq!(*order.lock().unwrap(), [2, 0, 1]);
     assert_eq!(engine.statistics().suspended, 1);
-}
-
-type Collected = Arc<Mutex<Vec<(u32, String)>>>;
-
-/// Returns a sink that collects tokens with their texts, and the list.
-fn collector() -> (Sink, Collected) {
-    let tokens = Arc::new(Mutex::new(Vec::new()));
-    let to = tokens.clone();
-    let sink = Box::new(move |event: Event| {
-        match event {
-            Event::Token(token) => to.lock().unwrap().push((token.id, token.text)),
-            Event::Finished { text, .. } => to.lock().unwrap().push((0, text)),
-        }
-        ControlFlow::Continue(())
-    });
-    (sink, tokens)
 }
 
 #[test]

@@ -150,7 +150,7 @@ impl Pace {
 }
 
 /// Moves a usual value towards the newest one.
-fn follow(usual: &mut Option<f64>, newest: f64) {
+pub fn follow(usual: &mut Option<f64>, newest: f64) {
     let usual = usual.get_or_insert(newest);
     *usual += NEWEST * (newest - *usual);
 }

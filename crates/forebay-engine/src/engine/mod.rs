@@ -399,9 +399,13 @@ impl Engine {
             left => Progress::Follows(left),
         });
         let pauses = self.pace.is_bounded() && self.session.runner.decoder.backend().pauses();
-        let prompt_rows = if pauses { self.limits.prompt_rows } else { self.prompt_rows() };
+        let callers = self.callers();
+        let prompt_rows = match pauses {
+            true => self.limits.prompt_rows,
+            false => self.pace.prompt_rows_of(callers),
+        };
         let share = |index: usize| self.running[index].share;
-        let limits = Limits { prompt_rows, shared_rows: self.shared_rows(), ..self.limits };
+        let limits = Limits { prompt_rows, shared_rows: self.shared_rows(callers), ..self.limits };
         schedule::choose(&limits, progress, share, &mut parts);
         self.note_turns(&parts);
         let decode = parts.iter().take_while(|part| !part.reads).count();

@@ -51,7 +51,12 @@ pub fn choose(
 ) {
     parts.clear();
     let generating = progress.clone().enumerate().filter(|(_, of)| *of == Progress::Generates);
-    choose_generating(limits, generating.map(|(index, _)| index), &share, parts);
+    let generating = generating.map(|(index, _)| (index, 1));
+    let callers = count_callers(generating.clone().map(|(index, _)| index), &share);
+    let most = limits.decode_rows.min(limits.shared_rows.max(callers));
+    let row = Part { index: 0, count: 0, kind: RowKind::Decode, reads: false };
+    share_rows(most, generating, &share, row, parts);
+    parts.retain(|part| part.count > 0);
     let mut room = limits.rows.saturating_sub(parts.len());
     for (index, of) in progress.clone().enumerate() {
         let Progress::Follows(tokens) = of else { continue };
@@ -62,45 +67,17 @@ pub fn choose(
         }
     }
     let most = if parts.is_empty() { limits.rows } else { limits.prompt_rows };
-    let first = parts.len();
     let prompts = progress.enumerate().filter_map(|(index, of)| match of {
         Progress::Reads(tokens) => Some((index, tokens)),
         _ => None,
     });
-    share_rows(most.min(room), prompts, &share, first, parts);
+    let rows = Part { kind: RowKind::Prompt, reads: true, ..row };
+    share_rows(most.min(room), prompts, &share, rows, parts);
     parts.retain(|part| part.count > 0);
 }
 
-/// Adds a row for each of the requests that generate. If there are more than a pass may have, callers have equal parts, and what
-/// some do not need is for the others.
-fn choose_generating(
-    limits: &Limits,
-    generating: impl Iterator<Item = usize> + Clone,
-    share: impl Fn(usize) -> u64,
-    parts: &mut Vec<Part>,
-) {
-    let callers = count_callers(generating.clone(), &share);
-    let most = limits.decode_rows.min(limits.shared_rows.max(callers));
-    let part = |index| Part { index, count: 1, kind: RowKind::Decode, reads: false };
-    if callers <= 1 || generating.clone().count() <= most {
-        parts.extend(generating.map(part).take(most));
-        return;
-    }
-    let each = (most / callers).max(1);
-    for is_rest in [false, true] {
-        for index in generating.clone() {
-            let own = parts.iter().filter(|part| share(part.index) == share(index)).count();
-            let is_chosen = is_rest && parts.iter().any(|part| part.index == index);
-            if parts.len() < most && !is_chosen && (is_rest || own < each) {
-                parts.push(part(index));
-            }
-        }
-    }
-    parts.sort_unstable_by_key(|part| part.index);
-}
-
 /// Returns the number of callers of these requests.
-fn count_callers(
+pub fn count_callers(
     requests: impl Iterator<Item = usize> + Clone,
     share: impl Fn(usize) -> u64,
 ) -> usize {
@@ -110,26 +87,31 @@ fn count_callers(
     requests.clone().enumerate().filter(is_first).count()
 }
 
-/// Adds parts of prompts, each the index of a request and its number of tokens, behind the `first` parts.
+/// Adds a part like `part` for each of the requests, given by their indices and the rows that they want. Some parts may be empty.
 fn share_rows(
     mut left: usize,
-    prompts: impl Iterator<Item = (usize, usize)> + Clone,
+    wanted: impl Iterator<Item = (usize, usize)> + Clone,
     share: impl Fn(usize) -> u64,
-    first: usize,
+    part: Part,
     parts: &mut Vec<Part>,
 ) {
-    let callers = count_callers(prompts.clone().map(|(index, _)| index), &share).max(1);
+    let first = parts.len();
+    if wanted.clone().map(|(_, rows)| rows).sum::<usize>() <= left {
+        parts.extend(wanted.map(|(index, count)| Part { index, count, ..part }));
+        return;
+    }
+    let callers = count_callers(wanted.clone().map(|(index, _)| index), &share).max(1);
     let each = (left / callers).max(1);
-    for (index, tokens) in prompts.clone() {
+    for (index, rows) in wanted.clone() {
         let own = parts[first..].iter().filter(|part| share(part.index) == share(index));
         let taken: usize = own.map(|part| part.count).sum();
-        let count = tokens.min(each.saturating_sub(taken)).min(left);
-        parts.push(Part { index, count, kind: RowKind::Prompt, reads: true });
+        let count = rows.min(each.saturating_sub(taken)).min(left);
+        parts.push(Part { index, count, ..part });
         left -= count;
     }
     // What some callers do not need is for the others.
-    for ((_, tokens), part) in prompts.zip(&mut parts[first..]) {
-        let more = (tokens - part.count).min(left);
+    for ((_, rows), part) in wanted.zip(&mut parts[first..]) {
+        let more = (rows - part.count).min(left);
         part.count += more;
         left -= more;
     }

@@ -10,7 +10,8 @@
 
 use super::Engine;
 use super::active::Active;
-use super::schedule::Part;
+use super::latency::follow;
+use super::schedule::{Part, count_callers};
 use super::waiting::Waiting;
 
 /// Most callers without running requests whose turns are remembered.
@@ -82,9 +83,6 @@ pub struct PassCosts {
     seconds: Vec<Option<f64>>,
 }
 
-/// Weight of the newest pass in the usual time of passes of as many rows.
-const NEWEST: f64 = 0.2;
-
 impl PassCosts {
     /// Notes the time of a pass.
     pub fn note(&mut self, rows: usize, seconds: f64) {
@@ -92,8 +90,7 @@ impl PassCosts {
         if self.seconds.len() <= at {
             self.seconds.resize(rows, None);
         }
-        let usual = self.seconds[at].get_or_insert(seconds);
-        *usual += NEWEST * (seconds - *usual);
+        follow(&mut self.seconds[at], seconds);
     }
 
     /// Returns the seconds of a pass without rows and those of each row, by the straight line through the known times. If only one is
@@ -125,22 +122,13 @@ impl PassCosts {
 
 impl Engine {
     /// Returns the number of callers whose requests run.
-    fn callers(&self) -> usize {
-        let is_first = |(at, active): &(usize, &Active)| {
-            !self.running[..*at].iter().any(|other| other.share == active.share)
-        };
-        self.running.iter().enumerate().filter(is_first).count()
+    pub(super) fn callers(&self) -> usize {
+        count_callers(0..self.running.len(), |index| self.running[index].share)
     }
 
-    /// Returns the most prompt rows of a pass that also generates.
-    pub(super) fn prompt_rows(&self) -> usize {
-        self.pace.prompt_rows_of(self.callers())
-    }
-
-    /// Returns the most rows of a pass that generate, because of other callers. A caller whose prompt is read is one, too: it gets its
+    /// Returns the most rows of a pass that generate, because requests of so many callers run. A caller whose prompt is read is one, too: it gets its
     /// first token from that pass.
-    pub(super) fn shared_rows(&self) -> usize {
-        let callers = self.callers();
+    pub(super) fn shared_rows(&self, callers: usize) -> usize {
         if callers < 2 || !self.pace.is_bounded() {
             return usize::MAX;
         }

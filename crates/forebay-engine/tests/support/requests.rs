@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 
-use forebay_engine::engine::{Event, Request, RequestEnd, RequestStatistics};
+use forebay_engine::engine::{Event, Request, RequestEnd, RequestStatistics, Sink};
 use forebay_engine::{Engine, GenerateOptions};
 use forebay_model::sampling::Sampling;
 
@@ -57,4 +57,21 @@ pub fn ask_one(
 ) -> (usize, Vec<(u32, u32)>) {
     let (generated, statistics) = ask(engine, &[prompt.to_vec()], tokens, namespace).remove(0);
     (statistics.cached_tokens, generated)
+}
+
+/// Tokens of a request with their texts. Behind them is the rest of the text.
+pub type Collected = Arc<Mutex<Vec<(u32, String)>>>;
+
+/// Returns a sink that collects tokens with their texts, and the list.
+pub fn collector() -> (Sink, Collected) {
+    let tokens = Arc::new(Mutex::new(Vec::new()));
+    let to = tokens.clone();
+    let sink = Box::new(move |event: Event| {
+        match event {
+            Event::Token(token) => to.lock().unwrap().push((token.id, token.text)),
+            Event::Finished { text, .. } => to.lock().unwrap().push((0, text)),
+        }
+        ControlFlow::Continue(())
+    });
+    (sink, tokens)
 }

@@ -68,12 +68,7 @@ pub(super) fn add_mtp(
     let names = names.with_mtp(Some(own));
     // Attention is that of the last layer that has a window if this one has, too.
     let has_windows = architecture.layers.iter().any(|layer| layer.window.is_some());
-    let windows_differ = has_windows && !family.attention.compressed;
-    let (window, gatings) = gguf::predicting_layer(catalog, family, (layer, windows_differ))?;
-    let window = match family.attention.compressed {
-        true => architecture.layers.last().and_then(|layer| layer.window),
-        false => window,
-    };
+    let (window, gatings) = gguf::predicting_layer(catalog, family, (layer, has_windows))?;
     let is_alike =
         |of: &&Layer| of.mixer == Mixer::Attention && of.window.is_some() == window.is_some();
     let Some(mut last) = architecture.layers.iter().rfind(is_alike).cloned() else {

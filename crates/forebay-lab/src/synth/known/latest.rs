@@ -5,8 +5,12 @@ use super::super::shapes::{
     Pattern, Pools, QkNorm, Recurrent, RopeScaling, Scores, Shape, Streams, Windowed,
 };
 use super::base::{EXPERTS, LLAMA};
-use super::latent::{DEEPSEEK_V3, DEEPSEEK_V3_EXPERTS, DEEPSEEK_V4_EXPERTS, DEEPSEEK_V4_FLASH};
-use super::recurrent::{KIMI_LINEAR_48B, QWEN36_35B, QWEN36_DELTA, QWEN36_EXPERTS};
+use super::latent::{
+    DEEPSEEK_V3, DEEPSEEK_V3_EXPERTS, DEEPSEEK_V3_TINY, DEEPSEEK_V4_EXPERTS, DEEPSEEK_V4_FLASH,
+};
+use super::recurrent::{
+    KIMI_DELTA, KIMI_DELTA_TINY, KIMI_LINEAR_48B, QWEN36_35B, QWEN36_DELTA, QWEN36_EXPERTS,
+};
 
 const FLASH_NEXT_NGRAMS: NGrams =
     NGrams { layer: 1, size: 3, hashes: 8, rows: 20_000_000, width: 2560, convolution: 4 };
@@ -92,11 +96,9 @@ pub const GLM_53_FLASH: Shape = Shape {
     streams: Some(Streams::Mixed(4)),
     experts_limit: Some(10.0),
     recurrent: Some(Recurrent::ChannelDelta(ChannelDelta {
-        convolution: 4,
         heads: 64,
-        head_dim: 128,
         bound: Some(-5.0),
-        full_gate: false,
+        ..KIMI_DELTA
     })),
     pattern: Pattern::AttentionOnlyEvery(4),
     feed_forward: FeedForward::Experts(GLM_53_EXPERTS),
@@ -124,13 +126,7 @@ pub const GLM_53_TINY: Shape = Shape {
         one_tensor: false,
     }),
     indexer: Some(Indexer { heads: 4, head_dim: 64, chosen: 16, pools: Pools::Gated(4) }),
-    recurrent: Some(Recurrent::ChannelDelta(ChannelDelta {
-        convolution: 4,
-        heads: 4,
-        head_dim: 64,
-        bound: Some(-5.0),
-        full_gate: false,
-    })),
+    recurrent: Some(Recurrent::ChannelDelta(ChannelDelta { bound: Some(-5.0), ..KIMI_DELTA_TINY })),
     pattern: Pattern::AttentionOnlyEvery(2),
     feed_forward: FeedForward::Experts(Experts {
         width: 256,
@@ -174,23 +170,15 @@ pub const KIMI_K3: Shape = Shape {
     hidden: 7168,
     layers: 93,
     heads: 96,
-    latent_attention: Some(LatentAttention {
-        query_rank: 1536,
-        latent: 512,
-        unrotated: 128,
-        rotated: 64,
-        value: 128,
-        one_tensor: false,
-    }),
+    latent_attention: DEEPSEEK_V3.latent_attention,
     element_gates: true,
     streams: Some(Streams::Bank(12)),
     soft_limits: Some((4.0, 25.0)),
     recurrent: Some(Recurrent::ChannelDelta(ChannelDelta {
-        convolution: 4,
         heads: 96,
-        head_dim: 128,
         bound: Some(-5.0),
         full_gate: true,
+        ..KIMI_DELTA
     })),
     feed_forward: FeedForward::Experts(KIMI_K3_EXPERTS),
     ..KIMI_LINEAR_48B
@@ -203,21 +191,12 @@ pub const KIMI_K3_TINY: Shape = Shape {
     heads: 4,
     head_dim: 288,
     rotary_dim: 32,
-    latent_attention: Some(LatentAttention {
-        query_rank: 256,
-        latent: 256,
-        unrotated: 64,
-        rotated: 32,
-        value: 64,
-        one_tensor: false,
-    }),
+    latent_attention: DEEPSEEK_V3_TINY.latent_attention,
     streams: Some(Streams::Bank(2)),
     recurrent: Some(Recurrent::ChannelDelta(ChannelDelta {
-        convolution: 4,
-        heads: 4,
-        head_dim: 64,
         bound: Some(-5.0),
         full_gate: true,
+        ..KIMI_DELTA_TINY
     })),
     pattern: Pattern::AttentionEvery(2),
     feed_forward: FeedForward::Experts(Experts {

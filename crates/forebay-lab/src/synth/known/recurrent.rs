@@ -105,6 +105,11 @@ const KIMI_LINEAR_EXPERTS: Experts = Experts {
     ..EXPERTS
 };
 
+pub const KIMI_DELTA: ChannelDelta =
+    ChannelDelta { convolution: 4, heads: 32, head_dim: 128, bound: None, full_gate: false };
+
+pub const KIMI_DELTA_TINY: ChannelDelta = ChannelDelta { heads: 4, head_dim: 64, ..KIMI_DELTA };
+
 pub const KIMI_LINEAR_48B: Shape = Shape {
     name: "kimi-linear-48b",
     has_mtp: false,
@@ -120,13 +125,7 @@ pub const KIMI_LINEAR_48B: Shape = Shape {
         value: 128,
         one_tensor: false,
     }),
-    recurrent: Some(Recurrent::ChannelDelta(ChannelDelta {
-        convolution: 4,
-        heads: 32,
-        head_dim: 128,
-        bound: None,
-        full_gate: false,
-    })),
+    recurrent: Some(Recurrent::ChannelDelta(KIMI_DELTA)),
     pattern: Pattern::AttentionEvery(4),
     feed_forward: FeedForward::Experts(KIMI_LINEAR_EXPERTS),
     vocabulary: 163_840,
@@ -152,13 +151,7 @@ pub const KIMI_LINEAR_TINY: Shape = Shape {
         value: 64,
         one_tensor: false,
     }),
-    recurrent: Some(Recurrent::ChannelDelta(ChannelDelta {
-        convolution: 4,
-        heads: 4,
-        head_dim: 64,
-        bound: None,
-        full_gate: false,
-    })),
+    recurrent: Some(Recurrent::ChannelDelta(KIMI_DELTA_TINY)),
     pattern: Pattern::AttentionEvery(2),
     feed_forward: FeedForward::Experts(Experts {
         width: 256,
