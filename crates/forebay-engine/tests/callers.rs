@@ -7,6 +7,7 @@ mod support;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use forebay_engine::engine::{EngineOptions, Event, Request};
 use forebay_engine::{Engine, GenerateOptions, Session, SessionOptions};
@@ -94,6 +95,31 @@ fn a_caller_that_waits_takes_a_place_of_one_that_has_several() {
     engine.drain().unwrap();
     for (_, prompt, tokens) in &all {
         assert_eq!(*tokens.lock().unwrap(), alone(prompt), "suspended requests keep their bits");
+    }
+}
+
+#[test]
+fn a_place_is_left_free_for_a_caller_that_may_ask_again() {
+    let Some(path) = fixture("gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf") else { return };
+    let submit = |engine: &mut Engine, share: u64| {
+        let options = GenerateOptions::exactly(20, Sampling::greedy());
+        let request = Request { prompt: vec![7; 3], options, share, ..Request::default() };
+        engine.submit(request, Box::new(|_| ControlFlow::Continue(()))).unwrap();
+    };
+    for (presence, running) in [(Duration::from_secs(3600), 2), (Duration::ZERO, 3)] {
+        let options = EngineOptions { presence, ..EngineOptions::default() };
+        let mut engine = Engine::new(open(&path, 3), &options);
+        submit(&mut engine, 2);
+        engine.drain().unwrap();
+        (0..4).for_each(|_| submit(&mut engine, 1));
+        (0..5).for_each(|_| assert!(engine.step().unwrap()));
+        assert_eq!(engine.load(), (4 - running, running), "{presence:?}");
+        submit(&mut engine, 2);
+        engine.step().unwrap();
+        assert_eq!(engine.load(), (2, 3));
+        assert_eq!(engine.statistics().suspended, running as u64 - 2, "{presence:?}");
+        engine.drain().unwrap();
+        assert_eq!(engine.load(), (0, 0));
     }
 }
 

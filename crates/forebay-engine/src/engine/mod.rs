@@ -65,6 +65,9 @@ pub struct EngineOptions {
     /// True if several callers share the queue. None of them may then fill it: a caller may have as many requests waiting as
     /// places are left for others.
     pub callers_share: bool,
+    /// Time for which a caller counts as one after its last request ended: a place is left free for it, and passes of others
+    /// stay short.
+    pub presence: Duration,
 }
 
 impl Default for EngineOptions {
@@ -76,6 +79,7 @@ impl Default for EngineOptions {
             latency: Latency::Automatic,
             waiting: 1024,
             callers_share: false,
+            presence: Duration::from_secs(1),
         }
     }
 }
@@ -172,7 +176,14 @@ impl Engine {
             Some(batch_size) => batch_size.rows(),
             None => options.generating.unwrap_or(together).clamp(1, together),
         };
-        let limits = Limits { running, rows, prompt_rows, decode_rows, shared_rows: decode_rows };
+        let limits = Limits {
+            running,
+            rows,
+            prompt_rows,
+            prompt_rows_alone: rows,
+            decode_rows,
+            shared_rows: decode_rows,
+        };
         Engine {
             batch_size,
             pace: Pace::new(options.latency, prompt_rows),
@@ -185,7 +196,7 @@ impl Engine {
             waiting_max: options.waiting,
             waiting: VecDeque::new(),
             running: Vec::new(),
-            shares: Shares::default(),
+            shares: Shares::new(options.presence),
             callers_share: options.callers_share,
             reading: None,
             reads_alone: false,
@@ -399,13 +410,8 @@ impl Engine {
             left => Progress::Follows(left),
         });
         let pauses = self.pace.is_bounded() && self.session.runner.decoder.backend().pauses();
-        let callers = self.callers();
-        let prompt_rows = match pauses {
-            true => self.limits.prompt_rows,
-            false => self.pace.prompt_rows_of(callers),
-        };
+        let limits = self.limits_now(pauses);
         let share = |index: usize| self.running[index].share;
-        let limits = Limits { prompt_rows, shared_rows: self.shared_rows(callers), ..self.limits };
         schedule::choose(&limits, progress, share, &mut parts);
         self.note_turns(&parts);
         let decode = parts.iter().take_while(|part| !part.reads).count();
@@ -471,7 +477,7 @@ impl Engine {
         if prompt_rows > 0 {
             self.statistics.prompt_parts += 1;
             self.note_prompt(prompt_rows, time.as_secs_f64());
-            if decode_rows > 0 && !follows {
+            if (decode_rows > 0 || self.shares.passes_are_short) && !follows {
                 self.pace.note_prompt(prompt_rows, time.as_secs_f64(), streamed_share);
             }
             return;

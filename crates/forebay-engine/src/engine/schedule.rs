@@ -11,6 +11,8 @@ pub struct Limits {
     pub rows: usize,
     /// Most prompt rows beside decode rows.
     pub prompt_rows: usize,
+    /// Most rows of a pass of prompt rows alone.
+    pub prompt_rows_alone: usize,
     /// Most decode rows.
     pub decode_rows: usize,
     /// Most decode rows because of other callers. Each has one at least.
@@ -66,7 +68,7 @@ pub fn choose(
             room -= count;
         }
     }
-    let most = if parts.is_empty() { limits.rows } else { limits.prompt_rows };
+    let most = if parts.is_empty() { limits.prompt_rows_alone } else { limits.prompt_rows };
     let prompts = progress.enumerate().filter_map(|(index, of)| match of {
         Progress::Reads(tokens) => Some((index, tokens)),
         _ => None,
@@ -121,10 +123,14 @@ fn share_rows(
 mod tests {
     use super::*;
 
+    fn limits(decode_rows: usize, shared_rows: usize) -> Limits {
+        let (running, rows, prompt_rows) = (16, 20, 12);
+        Limits { running, rows, prompt_rows, prompt_rows_alone: rows, decode_rows, shared_rows }
+    }
+
     #[test]
     fn decode_rows_come_first_and_prompts_share_what_is_left() {
-        let limits =
-            Limits { running: 8, rows: 20, prompt_rows: 12, decode_rows: 2, shared_rows: 2 };
+        let limits = limits(2, 2);
         let mut parts = Vec::new();
         let mut chosen = |progress: &[Progress]| {
             choose(&limits, progress.iter().copied(), |_| 0, &mut parts);
@@ -152,12 +158,15 @@ mod tests {
         let arrives = Progress::Arrives;
         assert_eq!(chosen(&[arrives, generates, arrives, reads(3)]), [(1, 1, true), (3, 3, false)]);
         assert_eq!(chosen(&[]), []);
+        let short = Limits { prompt_rows_alone: 7, ..limits };
+        let reads = [Progress::Reads(5), Progress::Reads(5)];
+        choose(&short, reads.into_iter(), |_| 0, &mut parts);
+        assert_eq!(parts.iter().map(|part| part.count).collect::<Vec<_>>(), [5, 2]);
     }
 
     #[test]
     fn callers_have_equal_parts_of_the_prompt_rows() {
-        let limits =
-            Limits { running: 8, rows: 20, prompt_rows: 12, decode_rows: 2, shared_rows: 2 };
+        let limits = limits(2, 2);
         let mut parts = Vec::new();
         let mut chosen = |requests: &[(u64, usize)]| {
             let progress = requests.iter().map(|&(_, tokens)| Progress::Reads(tokens));
@@ -175,8 +184,7 @@ mod tests {
 
     #[test]
     fn callers_have_equal_parts_of_the_rows_that_generate() {
-        let mut limits =
-            Limits { running: 16, rows: 20, prompt_rows: 12, decode_rows: 8, shared_rows: 4 };
+        let mut limits = limits(8, 4);
         let mut parts = Vec::new();
         let mut chosen = |limits: &Limits, callers: &[u64]| {
             let progress = callers.iter().map(|_| Progress::Generates);

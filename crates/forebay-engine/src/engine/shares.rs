@@ -1,30 +1,39 @@
 //! Fairness among callers: whose request begins next, whose request gives way, and how many generate together.
 //!
 //! Callers have equal parts of the requests that run. Among requests of one priority, the next one to begin is that of the
-//! caller with the fewest running requests, and callers with equally many take turns. A caller with at least two more running requests than another one that waits loses
-//! the last of them: it is suspended, and goes on with the same bits later.
+//! caller with the fewest running requests, and callers with equally many take turns. A caller with at least two more running
+//! requests than another one that waits loses the last of them: it is suspended, and goes on with the same bits later.
 //!
-//! While several callers generate, a pass has so many rows that it takes about as many times as long as there are callers as a pass
-//! with the rows of the one that has the fewest. Where a pass of many rows takes hardly longer, all generate. Otherwise, the requests
-//! of a caller take turns.
+//! With several callers, a pass has so many rows that it takes about as many times as long as there are callers as a pass with
+//! the rows of the one that has the fewest. Where a pass of many rows takes hardly longer, all generate. Otherwise, the requests of
+//! a caller take turns.
+//!
+//! Most callers ask again soon. So a caller counts for a moment after its last request, too: a place is left free for it, and
+//! passes of others stay as short as if it were there. Its next request then neither suspends another one nor waits for a long
+//! pass.
+
+use std::time::{Duration, Instant};
 
 use super::Engine;
 use super::active::Active;
 use super::latency::follow;
-use super::schedule::{Part, count_callers};
+use super::schedule::{Limits, Part, count_callers};
 use super::waiting::Waiting;
 
 /// Most callers without running requests whose turns are remembered.
 const REMEMBERED_MAX: usize = 256;
 
-/// The callers of running requests, and those that had some.
-#[derive(Default)]
+/// The callers of requests, and those that had some.
 pub struct Shares {
     callers: Vec<Caller>,
+    /// Time for which a caller without requests counts as one.
+    presence: Duration,
     /// Number of requests that have begun.
     begun: u64,
     /// Times of passes that generate.
     pub(super) costs: PassCosts,
+    /// True if passes of prompts alone are as short as if others generated, because another caller may come.
+    pub(super) passes_are_short: bool,
     /// True if a request that generates had no row in the last pass.
     left_out: bool,
 }
@@ -32,26 +41,81 @@ pub struct Shares {
 struct Caller {
     share: u64,
     running: usize,
+    /// True if one of its requests waits.
+    waits: bool,
+    /// When it last had a request.
+    seen: Instant,
     /// Number of requests that had begun when the last one of this caller did.
     begun: u64,
 }
 
+impl Caller {
+    fn new(share: u64, begun: u64, seen: Instant) -> Caller {
+        Caller { share, running: 0, waits: false, seen, begun }
+    }
+
+    fn is_present(&self, presence: Duration, now: Instant) -> bool {
+        self.running > 0 || self.waits || now.duration_since(self.seen) < presence
+    }
+}
+
 impl Shares {
-    fn count(&mut self, running: impl Iterator<Item = u64>) {
-        self.callers.iter_mut().for_each(|caller| caller.running = 0);
-        for share in running {
-            match self.callers.iter_mut().find(|caller| caller.share == share) {
-                Some(caller) => caller.running += 1,
-                None => self.callers.push(Caller { share, running: 1, begun: self.begun }),
-            }
+    /// Begins without callers. One without requests counts for `presence` after its last request.
+    pub(super) fn new(presence: Duration) -> Shares {
+        let costs = PassCosts::default();
+        let (callers, begun) = (Vec::new(), 0);
+        Shares { callers, presence, begun, costs, passes_are_short: false, left_out: false }
+    }
+
+    fn count(
+        &mut self,
+        running: impl Iterator<Item = u64>,
+        waiting: impl Iterator<Item = u64>,
+        now: Instant,
+    ) {
+        for caller in &mut self.callers {
+            (caller.running, caller.waits) = (0, false);
         }
+        running.for_each(|share| self.seen(share, now).running += 1);
+        waiting.for_each(|share| self.seen(share, now).waits = true);
         if self.callers.len() > REMEMBERED_MAX {
             self.callers.sort_unstable_by_key(|caller| std::cmp::Reverse(caller.begun));
             let mut at = 0;
             self.callers.retain(|caller| {
                 at += 1;
-                caller.running > 0 || at <= REMEMBERED_MAX / 2
+                caller.running > 0 || caller.waits || at <= REMEMBERED_MAX / 2
             });
+        }
+    }
+
+    /// Returns a caller that has a request.
+    fn seen(&mut self, share: u64, now: Instant) -> &mut Caller {
+        let at =
+            self.callers.iter().position(|caller| caller.share == share).unwrap_or_else(|| {
+                self.callers.push(Caller::new(share, self.begun, now));
+                self.callers.len() - 1
+            });
+        self.callers[at].seen = now;
+        &mut self.callers[at]
+    }
+
+    /// Returns the number of callers that have requests, or had some a moment ago.
+    fn present(&self, now: Instant) -> usize {
+        self.callers.iter().filter(|caller| caller.is_present(self.presence, now)).count()
+    }
+
+    /// Returns the number of places that should stay free when a request of this caller begins: one for each of the others that have
+    /// no request now but had some a moment ago, unless it is the caller's first one.
+    fn kept_free(&self, share: u64, now: Instant) -> usize {
+        let may_ask = |caller: &&Caller| {
+            caller.running == 0
+                && !caller.waits
+                && caller.share != share
+                && caller.is_present(self.presence, now)
+        };
+        match self.of(share) {
+            0 => 0,
+            _ => self.callers.iter().filter(may_ask).count(),
         }
     }
 
@@ -59,10 +123,7 @@ impl Shares {
     pub(super) fn note_begun(&mut self, share: u64) {
         self.begun += 1;
         let begun = self.begun;
-        match self.callers.iter_mut().find(|caller| caller.share == share) {
-            Some(caller) => caller.begun = begun,
-            None => self.callers.push(Caller { share, running: 0, begun }),
-        }
+        self.seen(share, Instant::now()).begun = begun;
     }
 
     /// Returns the number of running requests of a caller, and when the last one began. The smallest is next.
@@ -121,14 +182,24 @@ impl PassCosts {
 }
 
 impl Engine {
-    /// Returns the number of callers whose requests run.
-    pub(super) fn callers(&self) -> usize {
-        count_callers(0..self.running.len(), |index| self.running[index].share)
+    /// Returns the limits of the next pass. `pauses` says whether passes of prompts pause for others.
+    pub(super) fn limits_now(&mut self, pauses: bool) -> Limits {
+        let callers = self.shares.present(Instant::now());
+        let prompt_rows = match pauses {
+            true => self.limits.prompt_rows,
+            false => self.pace.prompt_rows_of(callers),
+        };
+        // Another caller that comes waits for the pass that runs.
+        let are_short = !pauses && callers > 1 && self.pace.is_bounded();
+        let prompt_rows_alone = if are_short { prompt_rows } else { self.limits.rows };
+        self.shares.passes_are_short = are_short;
+        let shared_rows = self.shared_rows(callers);
+        Limits { prompt_rows, prompt_rows_alone, shared_rows, ..self.limits }
     }
 
-    /// Returns the most rows of a pass that generate, because requests of so many callers run. A caller whose prompt is read is one, too: it gets its
-    /// first token from that pass.
-    pub(super) fn shared_rows(&self, callers: usize) -> usize {
+    /// Returns the most rows of a pass that generate, because there are so many callers. A caller whose prompt is read is one,
+    /// too: it gets its first token from that pass.
+    fn shared_rows(&self, callers: usize) -> usize {
         if callers < 2 || !self.pace.is_bounded() {
             return usize::MAX;
         }
@@ -136,8 +207,21 @@ impl Engine {
             let same = self.running.iter().filter(|of| of.share == active.share && !of.reads());
             same.count().max(1)
         };
-        let own = self.running.iter().map(generating).min().unwrap_or(1);
+        let all_run = count_callers(0..self.running.len(), |at| self.running[at].share) >= callers;
+        let own = match all_run {
+            true => self.running.iter().map(generating).min().unwrap_or(1),
+            false => 1,
+        };
         self.shares.costs.rows_max(own, callers)
+    }
+
+    /// Returns true if so many places are free that a request of this caller may begin, of `most`.
+    pub(super) fn has_place(&self, share: u64, most: usize) -> bool {
+        let kept_free = match self.pace.is_bounded() {
+            true => self.shares.kept_free(share, Instant::now()),
+            false => 0,
+        };
+        self.running.len() + kept_free < most
     }
 
     /// Takes note of the requests that generate in the next pass.
@@ -167,9 +251,11 @@ impl Engine {
         self.running.extend(had);
     }
 
-    /// Counts the running requests of each caller.
+    /// Counts the requests of each caller.
     pub(super) fn count_shares(&mut self) {
-        self.shares.count(self.running.iter().map(|active| active.share));
+        let running = self.running.iter().map(|active| active.share);
+        let waiting = self.waiting.iter().map(Waiting::share);
+        self.shares.count(running, waiting, Instant::now());
     }
 
     /// Returns the index of the waiting request that should begin next: of the highest priority, then of the caller with the
@@ -247,6 +333,45 @@ mod tests {
         assert!(costs(&[(1, 5e-3), (8, 4e-3)]).rows_max(1, 2) > 1_000_000);
         // Times that grow faster than rows.
         assert_eq!(costs(&[(2, 1e-3), (8, 9e-3)]).rows_max(1, 2), 2);
+    }
+
+    /// Counts the requests of callers, so many milliseconds after the start.
+    fn count(shares: &mut Shares, at: (Instant, u64), running: &[u64], waiting: &[u64]) {
+        let now = at.0 + Duration::from_millis(at.1);
+        shares.count(running.iter().copied(), waiting.iter().copied(), now);
+    }
+
+    #[test]
+    fn a_caller_counts_for_a_moment_after_its_last_request() {
+        let start = Instant::now();
+        let later = |millis| start + Duration::from_millis(millis);
+        let mut shares = Shares::new(Duration::from_secs(1));
+        assert_eq!(shares.present(start), 0);
+        count(&mut shares, (start, 0), &[1, 1, 2], &[3]);
+        assert_eq!(shares.present(start), 3);
+        // None of these is absent.
+        assert_eq!([1, 2, 3].map(|share| shares.kept_free(share, start)), [0, 0, 0]);
+        count(&mut shares, (start, 500), &[1, 1], &[3]);
+        assert_eq!(shares.present(later(500)), 3);
+        assert_eq!(shares.kept_free(1, later(500)), 1, "for the second caller");
+        assert_eq!(shares.kept_free(3, later(500)), 0, "its first request");
+        assert_eq!(shares.kept_free(2, later(500)), 0);
+        count(&mut shares, (start, 600), &[1], &[]);
+        assert_eq!(shares.kept_free(1, later(600)), 2, "for the second and the third caller");
+        assert_eq!(shares.kept_free(1, later(1100)), 1);
+        assert_eq!([1100, 1550, 1700].map(|at| shares.present(later(at))), [2, 1, 0]);
+    }
+
+    #[test]
+    fn callers_that_are_gone_are_forgotten_but_not_those_that_have_requests() {
+        let start = Instant::now();
+        let mut shares = Shares::new(Duration::from_secs(1));
+        let all: Vec<u64> = (0..2 * REMEMBERED_MAX as u64).collect();
+        count(&mut shares, (start, 0), &all, &[]);
+        assert_eq!(shares.callers.len(), all.len());
+        count(&mut shares, (start, 1), &all[..1], &all[5..6]);
+        assert!(shares.callers.len() <= REMEMBERED_MAX / 2 + 2);
+        assert_eq!((shares.of(0), shares.callers.iter().filter(|of| of.waits).count()), (1, 1));
     }
 
     #[test]

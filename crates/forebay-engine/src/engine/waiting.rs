@@ -150,7 +150,7 @@ impl Engine {
                 continue;
             }
             let share = self.waiting[at].share();
-            if self.running.len() < most && self.begin_at(at)? {
+            if self.has_place(share, most) && self.begin_at(at)? {
                 self.shares.note_begun(share);
                 continue;
             }
