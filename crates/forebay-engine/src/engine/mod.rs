@@ -397,6 +397,8 @@ impl Engine {
         let mut parts = std::mem::take(&mut self.parts);
         self.take_turns();
         self.take_arrivals()?;
+        let pauses = self.pace.is_bounded() && self.session.runner.decoder.backend().pauses();
+        let limits = self.limits_now(pauses);
         let runner = &self.session.runner;
         let progress = self.running.iter().map(|active| match active.rows_left() {
             _ if runner.is_arriving(active.sequence) => Progress::Arrives,
@@ -409,8 +411,6 @@ impl Engine {
             }
             left => Progress::Follows(left),
         });
-        let pauses = self.pace.is_bounded() && self.session.runner.decoder.backend().pauses();
-        let limits = self.limits_now(pauses);
         let share = |index: usize| self.running[index].share;
         schedule::choose(&limits, progress, share, &mut parts);
         self.note_turns(&parts);
