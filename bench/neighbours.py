@@ -25,7 +25,7 @@ class Attacker:
 
     def run(self):
         # In earnest, an attacker's programs are on another machine, and take no processor time from the server.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
         while not self.stops.is_set():
             try:
                 status = self.once(self)

@@ -3,6 +3,9 @@
 //! A decoder layer is a handful of parallel regions, so dispatch and join must cost about a microsecond while the pool
 //! is hot. An idle pool must leave its cores to other threads: while the decoder waits for weights from the disk, no
 //! worker may spin. Workers therefore spin for a short time after each region and then park.
+//!
+//! Workers take pieces of a region from a counter. When none is left, the caller closes the region and waits only for those that
+//! have entered it. So a worker that the system does not run at the moment, because other programs have its core, holds nobody up.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -30,13 +33,23 @@ pub(crate) fn tasks_at_once(tasks: usize, work: usize) -> usize {
 /// Number of pauses between two looks at the clock while spinning.
 const PAUSES_PER_LOOK: u32 = 32;
 
-/// A closure that every worker runs, with its worker number, for one region.
+/// Time after which a thread that spins lets others have its core, if any wait for it: perhaps the one that it waits for.
+const SPIN_ALONE: Duration = Duration::from_micros(20);
+
+/// A closure that workers run, with their worker number, for one region.
 type Region<'a> = &'a (dyn Fn(usize) + Sync + 'a);
 
 thread_local! {
     /// Address of the shared state of the pool whose region this thread is in, or 0.
     static INSIDE: Cell<usize> = const { Cell::new(0) };
 }
+
+/// In [`Shared::gate`]: one worker that has entered the region.
+const ENTERED: u64 = 1;
+/// In [`Shared::gate`]: set if no other worker may enter the region. Lower bits count those that have.
+const CLOSED: u64 = 1 << 20;
+/// In [`Shared::gate`]: one region.
+const REGION: u64 = CLOSED << 1;
 
 /// A fixed set of threads that run one closure together; the caller is worker 0.
 pub struct Pool {
@@ -60,18 +73,18 @@ struct StopFlag {
 struct Line<T>(T);
 
 struct Shared {
-    /// Number of regions so far. A worker runs each number exactly once.
-    generation: Line<AtomicUsize>,
-    /// Number of workers that have not finished the current region.
-    pending: Line<AtomicUsize>,
-    /// Closure of the current region, written before `generation` changes and read after.
+    /// Number of the current region, whether it is closed, and how many workers have entered it.
+    gate: Line<AtomicU64>,
+    /// Number of workers that have finished the current region.
+    finished: Line<AtomicUsize>,
+    /// Closure of the current region, written before `gate` opens and read by workers that have entered.
     region: UnsafeCell<Option<Region<'static>>>,
     stop: AtomicBool,
     /// Spin time in nanoseconds.
     spin: AtomicU64,
     /// One flag per worker thread: true while it is parked or about to park.
     parked: Box<[Line<AtomicBool>]>,
-    /// True while the caller is parked, or about to park, waiting for `pending` to reach 0.
+    /// True while the caller is parked, or about to park, waiting for workers to finish.
     caller_parked: AtomicBool,
     caller: Mutex<Option<Thread>>,
     /// The first panic of the current region.
@@ -79,9 +92,8 @@ struct Shared {
 }
 
 // SAFETY: `region` is the only field that is not Sync by itself. The caller writes it only while no worker is inside a
-// region: `pending` is 0 and `turn` is held. A worker reads it only between two events. It first sees a new
-// `generation`, which orders the write before the read. It then lowers `pending`, which orders the next write after the
-// read.
+// region: the gate is closed, all that entered have finished, and `turn` is held. A worker reads it only after it has entered through
+// the open gate, which orders the write before the read, and before it counts as finished, which orders the next write after the read.
 unsafe impl Sync for Shared {}
 // SAFETY: as above. The closure itself is Sync, so any thread may call it.
 unsafe impl Send for Shared {}
@@ -95,8 +107,8 @@ impl Pool {
     pub fn new(threads: usize) -> Pool {
         let spawned = threads.max(1) - 1;
         let shared = Arc::new(Shared {
-            generation: Line(AtomicUsize::new(0)),
-            pending: Line(AtomicUsize::new(0)),
+            gate: Line(AtomicU64::new(CLOSED)),
+            finished: Line(AtomicUsize::new(0)),
             region: UnsafeCell::new(None),
             stop: AtomicBool::new(false),
             spin: AtomicU64::new(SPIN.as_nanos() as u64),
@@ -151,8 +163,9 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Runs `f(worker)` once on every worker, with the caller as worker 0, and returns when all are done. Callers on
-    /// different threads take turns.
+    /// Runs `f(worker)` once on the caller, as worker 0, and at most once on each other worker: on those that begin before the caller's
+    /// call has ended. Returns when all are done. So every call must take what is left of the work. Callers on different threads take
+    /// turns.
     ///
     /// # Panics
     /// Panics if called from inside a region of this same pool. If `f` panics on a worker, `run` passes on the first
@@ -161,8 +174,7 @@ impl Pool {
         self.run_after(&mut || (), f);
     }
 
-    /// Does the same as [`Pool::run`], but the caller first runs `first` once while the other workers have already
-    /// begun.
+    /// Does the same as [`Pool::run`], but the caller first runs `first` once while other workers may already begin.
     ///
     /// # Panics
     /// Panics as [`Pool::run`] does, and with a panic of `first`.
@@ -180,7 +192,7 @@ impl Pool {
         if let Err(payload) = catch_unwind(AssertUnwindSafe(own_part)) {
             self.shared.record_panic(payload);
         }
-        self.shared.wait_for_workers();
+        self.shared.end_region();
         let panic = self.shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(payload) = panic {
             resume_unwind(payload);
@@ -251,21 +263,21 @@ impl Pool {
 
     /// Publishes `f` as the next region and wakes the workers that have parked.
     fn dispatch(&self, f: Region<'_>) {
-        // SAFETY: only the lifetime changes. Workers use the reference only until they lower
-        // `pending`, and `run` returns or unwinds only after `pending` has reached 0.
+        // SAFETY: only the lifetime changes. Workers use the reference only between their entry and their end, and `run` returns
+        // or unwinds only after the gate is closed and all that entered have finished.
         let f = unsafe { std::mem::transmute::<Region<'_>, Region<'static>>(f) };
-        // SAFETY: `turn` is held and the previous region's `pending` has reached 0, so no worker
-        // reads the cell until `generation` moves below.
+        // SAFETY: `turn` is held, the gate is closed and all that entered the previous region have finished, so no worker reads the
+        // cell until the gate opens below.
         unsafe { *self.shared.region.get() = Some(f) };
-        self.shared.pending.0.store(self.workers.len(), Ordering::Relaxed);
-        self.shared.next_generation(&self.workers);
+        self.shared.finished.0.store(0, Ordering::Relaxed);
+        self.shared.begin_region(0, &self.workers);
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.next_generation(&self.workers);
+        self.shared.begin_region(CLOSED, &self.workers);
         for worker in self.workers.drain(..) {
             // Panics of regions are caught and passed to the caller, so a worker thread ends normally.
             let _ = worker.join();
@@ -274,11 +286,12 @@ impl Drop for Pool {
 }
 
 impl Shared {
-    /// Increments `generation` and wakes parked workers.
-    fn next_generation(&self, workers: &[JoinHandle<()>]) {
+    /// Begins the next region, open or closed, and wakes parked workers.
+    fn begin_region(&self, closed: u64, workers: &[JoinHandle<()>]) {
+        let number = self.gate.0.load(Ordering::Relaxed) / REGION + 1;
         // Sequentially consistent with `park_until_new`: either the worker sees the new number before it parks, or this
         // thread sees the worker's flag.
-        self.generation.0.fetch_add(1, Ordering::SeqCst);
+        self.gate.0.store(number * REGION + closed, Ordering::SeqCst);
         for (flag, worker) in self.parked.iter().zip(workers) {
             if flag.0.load(Ordering::SeqCst) {
                 flag.0.store(false, Ordering::Relaxed);
@@ -287,21 +300,33 @@ impl Shared {
         }
     }
 
+    /// Returns the number of the current region, and enters it unless it is closed.
+    fn enter(&self) -> (u64, bool) {
+        let open = |gate: u64| (gate & CLOSED == 0).then_some(gate + ENTERED);
+        match self.gate.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, open) {
+            Ok(gate) => (gate / REGION, true),
+            Err(gate) => (gate / REGION, false),
+        }
+    }
+
     /// Runs regions until the pool is dropped. This is the main loop of a worker thread.
     fn work(&self, worker: usize) {
         INSIDE.set(std::ptr::from_ref(self).addr());
         let mut seen = 0;
         loop {
-            let is_new = || self.generation.0.load(Ordering::Acquire) != seen;
+            let is_new = || self.gate.0.load(Ordering::Acquire) / REGION != seen;
             if !self.spin_until(is_new) {
                 self.park_until_new(worker, seen);
             }
-            seen = seen.wrapping_add(1);
             if self.stop.load(Ordering::Relaxed) {
                 return;
             }
-            // SAFETY: `generation` has moved (acquired above) and this worker has not lowered
-            // `pending` yet, so the caller does not write the cell.
+            let entered;
+            (seen, entered) = self.enter();
+            if !entered {
+                continue;
+            }
+            // SAFETY: this worker has entered the region and has not finished it yet, so the caller does not write the cell.
             if let Some(region) = unsafe { *self.region.get() }
                 && let Err(payload) = catch_unwind(AssertUnwindSafe(|| region(worker)))
             {
@@ -311,11 +336,11 @@ impl Shared {
         }
     }
 
-    fn park_until_new(&self, worker: usize, seen: usize) {
+    fn park_until_new(&self, worker: usize, seen: u64) {
         let flag = &self.parked[worker - 1].0;
         loop {
             flag.store(true, Ordering::SeqCst);
-            if self.generation.0.load(Ordering::SeqCst) != seen {
+            if self.gate.0.load(Ordering::SeqCst) / REGION != seen {
                 flag.store(false, Ordering::Relaxed);
                 return;
             }
@@ -324,9 +349,8 @@ impl Shared {
     }
 
     fn finish_region(&self) {
-        if self.pending.0.fetch_sub(1, Ordering::SeqCst) == 1
-            && self.caller_parked.load(Ordering::SeqCst)
-        {
+        self.finished.0.fetch_add(1, Ordering::SeqCst);
+        if self.caller_parked.load(Ordering::SeqCst) {
             // The caller may have continued in the meantime. Then this wakes no thread, or a thread that checks its
             // condition and parks again.
             let caller = self.caller.lock().unwrap_or_else(PoisonError::into_inner);
@@ -336,8 +360,11 @@ impl Shared {
         }
     }
 
-    fn wait_for_workers(&self) {
-        let is_done = || self.pending.0.load(Ordering::SeqCst) == 0;
+    /// Lets no other worker enter the region, and waits for those that have.
+    fn end_region(&self) {
+        let gate = self.gate.0.fetch_or(CLOSED, Ordering::AcqRel);
+        let entered = (gate & (CLOSED - 1)) as usize;
+        let is_done = || self.finished.0.load(Ordering::SeqCst) == entered;
         if self.spin_until(is_done) {
             return;
         }
@@ -359,7 +386,14 @@ impl Shared {
         }
         let (start, time) =
             (Instant::now(), Duration::from_nanos(self.spin.load(Ordering::Relaxed)));
-        while start.elapsed() < time {
+        loop {
+            let elapsed = start.elapsed();
+            if elapsed >= time {
+                return is_true();
+            }
+            if elapsed >= SPIN_ALONE {
+                std::thread::yield_now();
+            }
             for _ in 0..PAUSES_PER_LOOK {
                 if is_true() {
                     return true;
@@ -367,7 +401,6 @@ impl Shared {
                 std::hint::spin_loop();
             }
         }
-        is_true()
     }
 
     fn record_panic(&self, payload: Box<dyn Any + Send>) {
@@ -401,19 +434,60 @@ impl Drop for Inside {
 mod tests {
     use super::*;
 
+    /// Runs `f` on all workers: the caller's call waits until all have begun.
+    fn run_on_all(pool: &Pool, f: impl Fn(usize) + Sync) {
+        let begun = AtomicUsize::new(0);
+        pool.run(&|worker| {
+            begun.fetch_add(1, Ordering::SeqCst);
+            while worker == 0 && begun.load(Ordering::SeqCst) < pool.threads() {
+                std::thread::yield_now();
+            }
+            f(worker);
+        });
+    }
+
     #[test]
-    fn every_worker_runs_once_for_every_thread_count() {
+    fn every_worker_runs_once_if_the_caller_waits_for_it() {
         for threads in [1, 2, 3, 5, 16, 64] {
             let pool = Pool::new(threads);
             assert_eq!(pool.threads(), threads);
             for _ in 0..20 {
                 let counts: Vec<_> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
-                pool.run(&|worker| {
+                run_on_all(&pool, |worker| {
                     counts[worker].fetch_add(1, Ordering::Relaxed);
                 });
                 assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
             }
         }
+    }
+
+    #[test]
+    fn a_worker_that_is_late_is_left_out_and_holds_nobody_up() {
+        let pool = Pool::new(4);
+        let counts: Vec<_> = (0..4).map(|_| AtomicUsize::new(0)).collect();
+        const ROUNDS: usize = 20_000;
+        for round in 0..ROUNDS {
+            let (inside, left) = (AtomicUsize::new(0), AtomicUsize::new(3));
+            pool.run(&|worker| {
+                inside.fetch_add(1, Ordering::SeqCst);
+                counts[worker].fetch_add(1, Ordering::Relaxed);
+                while left
+                    .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1))
+                    .is_ok()
+                {}
+                inside.fetch_sub(1, Ordering::SeqCst);
+            });
+            assert_eq!(
+                (inside.into_inner(), left.into_inner()),
+                (0, 0),
+                "all that began have ended"
+            );
+            if round % 1000 == 0 {
+                std::thread::sleep(SPIN * 5);
+            }
+        }
+        let counts: Vec<_> = counts.into_iter().map(AtomicUsize::into_inner).collect();
+        assert!(counts[0] == ROUNDS && counts.iter().all(|count| *count <= ROUNDS), "{counts:?}");
     }
 
     #[test]
@@ -425,7 +499,7 @@ mod tests {
                 &mut || {
                     // This loop would hang if the other workers waited for the caller.
                     while begun.load(Ordering::SeqCst) < threads - 1 {
-                        std::hint::spin_loop();
+                        std::thread::yield_now();
                     }
                     first += 1;
                 },
@@ -462,8 +536,8 @@ mod tests {
         let pool = Pool::new(4);
         let sum = AtomicUsize::new(0);
         for round in 0..5_000 {
-            pool.run(&|worker| {
-                sum.fetch_add(worker + 1, Ordering::Relaxed);
+            pool.for_each_chunk(4, 1, |range| {
+                sum.fetch_add(range.start + 1, Ordering::Relaxed);
             });
             if round % 500 == 0 {
                 std::thread::sleep(SPIN * 5);
@@ -477,7 +551,7 @@ mod tests {
         let pool = Pool::new(3);
         for culprit in 0..3 {
             let result = catch_unwind(AssertUnwindSafe(|| {
-                pool.run(&|worker| {
+                run_on_all(&pool, |worker| {
                     if worker == culprit {
                         panic!("worker {worker} fails");
                     }
@@ -489,7 +563,7 @@ mod tests {
                 &format!("worker {culprit} fails")
             );
             let ran = AtomicUsize::new(0);
-            pool.run(&|_| {
+            run_on_all(&pool, |_| {
                 ran.fetch_add(1, Ordering::Relaxed);
             });
             assert_eq!(ran.load(Ordering::Relaxed), 3);
@@ -506,7 +580,7 @@ mod tests {
             let ran = AtomicUsize::new(0);
             pool.run(&|worker| {
                 if worker == 0 {
-                    other.run(&|_| {
+                    run_on_all(&other, |_| {
                         ran.fetch_add(1, Ordering::Relaxed);
                     });
                 }
@@ -524,7 +598,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..500 {
-                        pool.run(&|_| {
+                        pool.for_each_chunk(3, 1, |_| {
                             assert!(inside.fetch_add(1, Ordering::SeqCst) < 3);
                             total.fetch_add(1, Ordering::Relaxed);
                             inside.fetch_sub(1, Ordering::SeqCst);

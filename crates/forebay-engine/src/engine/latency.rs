@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::shares::PASS_SHARE;
+
 /// The time between two tokens of a request that an [`Engine`](super::Engine) aims for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Latency {
@@ -103,9 +105,9 @@ impl Pace {
     }
 
     /// Returns the most prompt rows of such a pass if requests of so many callers run. With [`Latency::Automatic`], such a pass then
-    /// takes at most about as many times as long as there are callers.
+    /// takes less than so many times as long.
     pub fn prompt_rows_of(&self, callers: usize) -> usize {
-        let share = (callers as f64 - 1.0) / (SLOWER - 1.0);
+        let share = (PASS_SHARE * callers as f64 - 1.0) / (SLOWER - 1.0);
         match self.latency {
             Latency::Automatic if callers > 1 && share < 1.0 => {
                 (self.rows * share).max(1.0) as usize
@@ -176,10 +178,10 @@ mod tests {
         assert_eq!(pace.prompt_rows(), 16);
         let (rows, seconds) = settled(&mut pace, 4e-3, 0.1e-3, 0.0);
         assert!((60..=70).contains(&rows) && seconds < 3.0 * 4e-3, "{rows} {seconds}");
-        // With two callers, less than the usual time is added. With three, as much as with one.
+        // With two callers, 0.6 times the usual time is added. With four, as much as with one.
         let of_two = pace.prompt_rows_of(2);
-        assert!(of_two * 2 > rows && of_two * 3 < rows * 2, "{of_two} of {rows}");
-        assert_eq!([1, 3].map(|callers| pace.prompt_rows_of(callers)), [rows, rows]);
+        assert!(of_two * 3 > rows && of_two * 5 < rows * 2, "{of_two} of {rows}");
+        assert_eq!([1, 4].map(|callers| pace.prompt_rows_of(callers)), [rows, rows]);
         // Slower rows.
         let (rows, _) = settled(&mut pace, 4e-3, 0.3e-3, 0.0);
         assert!((18..=24).contains(&rows), "{rows}");
