@@ -4,8 +4,8 @@
 //! caller with the fewest running requests, and callers with equally many take turns. A caller with at least two more running
 //! requests than another one that waits loses the last of them: it is suspended, and goes on with the same bits later.
 //!
-//! With several callers, a pass has so many rows that it takes about as many times as long as there are callers as a pass with
-//! the rows of the one that has the fewest. Where a pass of many rows takes hardly longer, all generate. Otherwise, the requests of
+//! With N callers, a pass has so many rows that it takes less than N times as long as a pass with the rows of the one that has the
+//! fewest. Where a pass of many rows takes hardly longer, all generate. Otherwise, the requests of
 //! a caller take turns.
 //!
 //! Most callers ask again soon. So a caller counts for a moment after its last request, too: a place is left free for it, and
