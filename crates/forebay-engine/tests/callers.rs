@@ -145,15 +145,23 @@ fn many_requests_of_a_caller_advance_alike_beside_another_caller() {
     let Some(path) = fixture("gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf") else { return };
     const TOKENS: usize = 20;
     let mut engine = Engine::new(open(&path, 7), &EngineOptions::default());
-    let counts = Arc::new(Mutex::new([0_usize; 7]));
+    // The tokens of each request, and how many it had when the last one began: prompts are read in several passes.
+    let counts = Arc::new(Mutex::new(([0_usize; 7], None)));
     for number in 0..7 {
         let counts = counts.clone();
         let sink = Box::new(move |event: Event| {
             if let Event::Token(_) = event {
-                let mut counts = counts.lock().unwrap();
+                let (counts, first) = &mut *counts.lock().unwrap();
                 counts[number] += 1;
-                let (least, most) = (counts[..6].iter().min(), counts[..6].iter().max());
-                assert!(most.unwrap() - least.unwrap() <= 2, "{counts:?}");
+                if counts.contains(&0) {
+                    return ControlFlow::Continue(());
+                }
+                let first = first.get_or_insert(*counts);
+                let since = || (0..6).map(|at| counts[at] - first[at]);
+                // Those that began early end early.
+                let all_run = counts[..6].iter().all(|count| *count < TOKENS);
+                let (least, most) = (since().min().unwrap(), since().max().unwrap());
+                assert!(most - least <= 2 || !all_run, "{counts:?} since {first:?}");
             }
             ControlFlow::Continue(())
         });
@@ -163,5 +171,5 @@ fn many_requests_of_a_caller_advance_alike_beside_another_caller() {
         engine.submit(request, sink).unwrap();
     }
     engine.drain().unwrap();
-    assert_eq!(*counts.lock().unwrap(), [TOKENS; 7]);
+    assert_eq!(counts.lock().unwrap().0, [TOKENS; 7]);
 }

@@ -183,6 +183,7 @@ impl Engine {
             prompt_rows_alone: rows,
             decode_rows,
             shared_rows: decode_rows,
+            rows_of_ahead: rows,
         };
         Engine {
             batch_size,
@@ -412,7 +413,8 @@ impl Engine {
             left => Progress::Follows(left),
         });
         let share = |index: usize| self.running[index].share;
-        schedule::choose(&limits, progress, share, &mut parts);
+        let is_ahead = |share: u64| self.shares.is_ahead(share);
+        schedule::choose(&limits, progress, share, is_ahead, &mut parts);
         self.note_turns(&parts);
         let decode = parts.iter().take_while(|part| !part.reads).count();
         let ran = match pauses && (decode > 0 || self.reading.is_some()) {
@@ -447,6 +449,7 @@ impl Engine {
         }?;
         let time = started.elapsed();
         let streamed_share = self.note_weights(parts);
+        self.note_use(parts, time.as_secs_f64());
         self.note(parts, time, streamed_share);
         Ok(())
     }

@@ -56,6 +56,7 @@ impl Engine {
             Ok(ended) => {
                 let seconds = started.elapsed().as_secs_f64();
                 self.note_weights(&parts);
+                self.note_use(&parts, seconds);
                 self.statistics.prompt_parts += 1;
                 reading.seconds += seconds;
                 if ended {

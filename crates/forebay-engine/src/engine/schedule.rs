@@ -17,6 +17,8 @@ pub struct Limits {
     pub decode_rows: usize,
     /// Most decode rows because of other callers. Each has one at least.
     pub shared_rows: usize,
+    /// Most rows of callers that are ahead of others.
+    pub rows_of_ahead: usize,
 }
 
 /// The next work of a running request.
@@ -44,24 +46,35 @@ pub struct Part {
 
 /// Chooses the rows of the next pass: one for each of the first requests that generate, known tokens of others, then prompt
 /// rows. Callers have equal parts of the first and the last, and those of a caller go to its requests in their order. `share` returns
-/// the number of a request's caller.
+/// the number of a request's caller, and `is_ahead` whether a caller has what others leave only.
 pub fn choose(
     limits: &Limits,
     progress: impl Iterator<Item = Progress> + Clone,
     share: impl Fn(usize) -> u64,
+    is_ahead: impl Fn(u64) -> bool,
     parts: &mut Vec<Part>,
 ) {
     parts.clear();
+    let mut left_ahead = limits.rows_of_ahead;
+    let is_ahead = |index: usize| is_ahead(share(index));
     let generating = progress.clone().enumerate().filter(|(_, of)| *of == Progress::Generates);
     let generating = generating.map(|(index, _)| (index, 1));
-    let callers = count_callers(generating.clone().map(|(index, _)| index), &share);
+    let first = generating.clone().filter(|(index, _)| !is_ahead(*index));
+    let callers = count_callers(first.clone().map(|(index, _)| index), &share);
     let most = limits.decode_rows.min(limits.shared_rows.max(callers));
     let row = Part { index: 0, count: 0, kind: RowKind::Decode, reads: false };
-    share_rows(most, generating, &share, row, parts);
+    share_rows(most, first, &share, row, parts);
+    parts.retain(|part| part.count > 0);
+    let ahead = generating.filter(|(index, _)| is_ahead(*index));
+    let most = most.saturating_sub(parts.len()).min(left_ahead);
+    left_ahead -= share_rows(most, ahead, &share, row, parts);
     parts.retain(|part| part.count > 0);
     let mut room = limits.rows.saturating_sub(parts.len());
     for (index, of) in progress.clone().enumerate() {
         let Progress::Follows(tokens) = of else { continue };
+        if is_ahead(index) {
+            continue;
+        }
         let count = tokens.min(room);
         if count > 0 && parts.len() < limits.decode_rows {
             parts.push(Part { index, count, kind: RowKind::Prompt, reads: false });
@@ -74,7 +87,11 @@ pub fn choose(
         _ => None,
     });
     let rows = Part { kind: RowKind::Prompt, reads: true, ..row };
-    share_rows(most.min(room), prompts, &share, rows, parts);
+    let most = most.min(room);
+    let first = prompts.clone().filter(|(index, _)| !is_ahead(*index));
+    let left = most - share_rows(most, first, &share, rows, parts);
+    let ahead = prompts.filter(|(index, _)| is_ahead(*index));
+    share_rows(left.min(left_ahead), ahead, &share, rows, parts);
     parts.retain(|part| part.count > 0);
 }
 
@@ -89,19 +106,22 @@ pub fn count_callers(
     requests.clone().enumerate().filter(is_first).count()
 }
 
-/// Adds a part like `part` for each of the requests, given by their indices and the rows that they want. Some parts may be empty.
+/// Adds a part like `part` for each of the requests, given by their indices and the rows that they want. Some parts may be empty. Returns
+/// the number of rows.
 fn share_rows(
-    mut left: usize,
+    most: usize,
     wanted: impl Iterator<Item = (usize, usize)> + Clone,
     share: impl Fn(usize) -> u64,
     part: Part,
     parts: &mut Vec<Part>,
-) {
+) -> usize {
     let first = parts.len();
-    if wanted.clone().map(|(_, rows)| rows).sum::<usize>() <= left {
+    let all = wanted.clone().map(|(_, rows)| rows).sum();
+    if all <= most {
         parts.extend(wanted.map(|(index, count)| Part { index, count, ..part }));
-        return;
+        return all;
     }
+    let mut left = most;
     let callers = count_callers(wanted.clone().map(|(index, _)| index), &share).max(1);
     let each = (left / callers).max(1);
     for (index, rows) in wanted.clone() {
@@ -117,6 +137,7 @@ fn share_rows(
         part.count += more;
         left -= more;
     }
+    most - left
 }
 
 #[cfg(test)]
@@ -125,7 +146,16 @@ mod tests {
 
     fn limits(decode_rows: usize, shared_rows: usize) -> Limits {
         let (running, rows, prompt_rows) = (16, 20, 12);
-        Limits { running, rows, prompt_rows, prompt_rows_alone: rows, decode_rows, shared_rows }
+        let (prompt_rows_alone, rows_of_ahead) = (rows, usize::MAX);
+        Limits {
+            running,
+            rows,
+            prompt_rows,
+            prompt_rows_alone,
+            decode_rows,
+            shared_rows,
+            rows_of_ahead,
+        }
     }
 
     #[test]
@@ -133,7 +163,7 @@ mod tests {
         let limits = limits(2, 2);
         let mut parts = Vec::new();
         let mut chosen = |progress: &[Progress]| {
-            choose(&limits, progress.iter().copied(), |_| 0, &mut parts);
+            choose(&limits, progress.iter().copied(), |_| 0, |_| false, &mut parts);
             parts
                 .iter()
                 .map(|part| (part.index, part.count, part.kind == RowKind::Decode))
@@ -160,7 +190,7 @@ mod tests {
         assert_eq!(chosen(&[]), []);
         let short = Limits { prompt_rows_alone: 7, ..limits };
         let reads = [Progress::Reads(5), Progress::Reads(5)];
-        choose(&short, reads.into_iter(), |_| 0, &mut parts);
+        choose(&short, reads.into_iter(), |_| 0, |_| false, &mut parts);
         assert_eq!(parts.iter().map(|part| part.count).collect::<Vec<_>>(), [5, 2]);
     }
 
@@ -170,7 +200,7 @@ mod tests {
         let mut parts = Vec::new();
         let mut chosen = |requests: &[(u64, usize)]| {
             let progress = requests.iter().map(|&(_, tokens)| Progress::Reads(tokens));
-            choose(&limits, progress, |index| requests[index].0, &mut parts);
+            choose(&limits, progress, |index| requests[index].0, |_| false, &mut parts);
             parts.iter().map(|part| (part.index, part.count)).collect::<Vec<_>>()
         };
         // The caller that came first.
@@ -188,7 +218,7 @@ mod tests {
         let mut parts = Vec::new();
         let mut chosen = |limits: &Limits, callers: &[u64]| {
             let progress = callers.iter().map(|_| Progress::Generates);
-            choose(limits, progress, |index| callers[index], &mut parts);
+            choose(limits, progress, |index| callers[index], |_| false, &mut parts);
             parts.iter().map(|part| part.index).collect::<Vec<_>>()
         };
         assert_eq!(chosen(&limits, &[1, 1, 1, 1, 1, 1]), [0, 1, 2, 3]);
@@ -199,5 +229,24 @@ mod tests {
         assert_eq!(chosen(&limits, &[1, 1, 2, 3, 4, 5]), [0, 2, 3, 4, 5]);
         limits.decode_rows = 3;
         assert_eq!(chosen(&limits, &[1, 1, 1, 1, 2]), [0, 1, 4]);
+    }
+
+    #[test]
+    fn callers_that_are_ahead_have_what_others_leave() {
+        let mut limits = limits(8, 4);
+        let mut parts = Vec::new();
+        let mut chosen = |limits: &Limits, requests: &[(u64, Progress)]| {
+            let progress = requests.iter().map(|of| of.1);
+            choose(limits, progress, |index| requests[index].0, |share| share == 1, &mut parts);
+            parts.iter().map(|part| (part.index, part.count)).collect::<Vec<_>>()
+        };
+        let (reads, generates, follows) = (Progress::Reads, Progress::Generates, Progress::Follows);
+        let all = [(1, generates), (1, generates), (2, generates), (1, reads(9)), (2, reads(3))];
+        assert_eq!(chosen(&limits, &all), [(2, 1), (0, 1), (1, 1), (4, 3), (3, 9)]);
+        limits.rows_of_ahead = 5;
+        assert_eq!(chosen(&limits, &all), [(2, 1), (0, 1), (1, 1), (4, 3), (3, 3)]);
+        limits.rows_of_ahead = 0;
+        assert_eq!(chosen(&limits, &all), [(2, 1), (4, 3)]);
+        assert_eq!(chosen(&limits, &[(1, follows(3)), (1, reads(5)), (2, reads(4))]), [(2, 4)]);
     }
 }

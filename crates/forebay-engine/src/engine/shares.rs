@@ -8,6 +8,10 @@
 //! fewest. Where a pass of many rows takes hardly longer, all generate. Otherwise, the requests of
 //! a caller take turns.
 //!
+//! Over a second, callers that ask all the time have equal parts of the time of passes, too. While one has had clearly less than others, two of
+//! three passes are its own: others have rows in them as far as these cost nearly nothing. So a caller that asks now and then hardly waits
+//! for one that always does.
+//!
 //! Most callers ask again soon. So a caller counts for a moment after its last request, too: a place is left free for it, and
 //! passes of others stay as short as if it were there. Its next request then neither suspends another one nor waits for a long
 //! pass.
@@ -26,6 +30,16 @@ const REMEMBERED_MAX: usize = 256;
 /// Part of a caller's time that passes may take. The rest is for the wait until the next pass begins.
 pub const PASS_SHARE: f64 = 0.8;
 
+/// Time over which callers have equal parts of the time of passes.
+const WINDOW: Duration = Duration::from_secs(1);
+/// Seconds of passes in this time that a caller may have had more than another one and not be ahead of it.
+const AHEAD: f64 = 0.1;
+/// Most passes in a row from which callers that are ahead are left out, so that the time between two of their tokens grows to about three times
+/// at most.
+const WITHOUT_AHEAD_MAX: u32 = 2;
+/// How much longer a pass may be because of rows of callers that are ahead.
+const LONGER: f64 = 0.1;
+
 /// The callers of requests, and those that had some.
 pub struct Shares {
     callers: Vec<Caller>,
@@ -39,6 +53,12 @@ pub struct Shares {
     pub(super) passes_are_short: bool,
     /// True if a request that generates had no row in the last pass.
     left_out: bool,
+    /// When the times of callers were last brought up to date.
+    noted: Instant,
+    /// The callers that the next pass leaves out, because they have had more time than others.
+    ahead: Vec<u64>,
+    /// Number of passes in a row that left some out.
+    without_ahead: u32,
 }
 
 struct Caller {
@@ -50,11 +70,13 @@ struct Caller {
     seen: Instant,
     /// Number of requests that had begun when the last one of this caller did.
     begun: u64,
+    /// Seconds of passes that it has had, of which older ones count less.
+    used: f64,
 }
 
 impl Caller {
     fn new(share: u64, begun: u64, seen: Instant) -> Caller {
-        Caller { share, running: 0, waits: false, seen, begun }
+        Caller { share, running: 0, waits: false, seen, begun, used: 0.0 }
     }
 
     fn is_present(&self, presence: Duration, now: Instant) -> bool {
@@ -65,9 +87,17 @@ impl Caller {
 impl Shares {
     /// Begins without callers. One without requests counts for `presence` after its last request.
     pub(super) fn new(presence: Duration) -> Shares {
-        let costs = PassCosts::default();
-        let (callers, begun) = (Vec::new(), 0);
-        Shares { callers, presence, begun, costs, passes_are_short: false, left_out: false }
+        Shares {
+            callers: Vec::new(),
+            presence,
+            begun: 0,
+            costs: PassCosts::default(),
+            passes_are_short: false,
+            left_out: false,
+            noted: Instant::now(),
+            ahead: Vec::new(),
+            without_ahead: 0,
+        }
     }
 
     fn count(
@@ -129,6 +159,53 @@ impl Shares {
         self.seen(share, Instant::now()).begun = begun;
     }
 
+    /// Notes the time of a pass in which callers had so many rows.
+    fn note_use(
+        &mut self,
+        rows: impl Iterator<Item = (u64, usize)> + Clone,
+        seconds: f64,
+        now: Instant,
+    ) {
+        let passed = now.duration_since(self.noted);
+        let left = (-passed.as_secs_f64() / WINDOW.as_secs_f64()).exp();
+        self.noted = now;
+        self.callers.iter_mut().for_each(|caller| caller.used *= left);
+        let all: usize = rows.clone().map(|(_, rows)| rows).sum();
+        for (share, rows) in rows {
+            if let Some(caller) = self.callers.iter_mut().find(|caller| caller.share == share) {
+                caller.used += seconds * rows as f64 / all as f64;
+            }
+        }
+    }
+
+    /// Finds the callers that the next pass leaves out, of those that could have rows.
+    fn find_ahead(&mut self, could_run: impl Iterator<Item = u64> + Clone) {
+        let Shares { callers, ahead, .. } = self;
+        ahead.clear();
+        let used = |share: u64| {
+            let caller = callers.iter().find(|caller| caller.share == share);
+            caller.map_or(0.0, |caller| caller.used)
+        };
+        let least = could_run.clone().map(used).fold(f64::INFINITY, f64::min);
+        for share in could_run {
+            if used(share) > least + AHEAD && !ahead.contains(&share) {
+                ahead.push(share);
+            }
+        }
+        match ahead.is_empty() || self.without_ahead >= WITHOUT_AHEAD_MAX {
+            true => self.without_ahead = 0,
+            false => self.without_ahead += 1,
+        }
+        if self.without_ahead == 0 {
+            ahead.clear();
+        }
+    }
+
+    /// Returns true if the next pass leaves out the rows of this caller that cost time.
+    pub(super) fn is_ahead(&self, share: u64) -> bool {
+        self.ahead.contains(&share)
+    }
+
     /// Returns the number of running requests of a caller, and when the last one began. The smallest is next.
     fn turn(&self, share: u64) -> (usize, u64) {
         let caller = self.callers.iter().find(|caller| caller.share == share);
@@ -184,6 +261,12 @@ impl PassCosts {
         let seconds = PASS_SHARE * callers as f64 * (fixed + each * own as f64);
         least.max(((seconds - fixed) / each.max(1e-12)) as usize)
     }
+
+    /// Returns the number of rows that hardly make a pass with `own` rows longer.
+    pub fn nearly_free(&self, own: usize) -> usize {
+        let Some([fixed, each]) = self.line() else { return 0 };
+        (LONGER * (fixed + each * own as f64) / each.max(1e-12)) as usize
+    }
 }
 
 impl Engine {
@@ -199,7 +282,28 @@ impl Engine {
         let prompt_rows_alone = if are_short { prompt_rows } else { self.limits.rows };
         self.shares.passes_are_short = are_short;
         let shared_rows = self.shared_rows(callers);
-        Limits { prompt_rows, prompt_rows_alone, shared_rows, ..self.limits }
+        let rows_of_ahead = self.rows_of_ahead(callers);
+        Limits { prompt_rows, prompt_rows_alone, shared_rows, rows_of_ahead, ..self.limits }
+    }
+
+    /// Finds the callers that are ahead, and returns the most rows that they have in the next pass.
+    fn rows_of_ahead(&mut self, callers: usize) -> usize {
+        let Engine { shares, running, session, .. } = self;
+        shares.ahead.clear();
+        if callers < 2 || !self.pace.is_bounded() {
+            return usize::MAX;
+        }
+        let could_run = running.iter().filter(|of| !session.runner.is_arriving(of.sequence));
+        shares.find_ahead(could_run.map(|of| of.share));
+        let own = running.iter().filter(|of| !of.reads() && !shares.is_ahead(of.share)).count();
+        shares.costs.nearly_free(own.max(1))
+    }
+
+    /// Gives callers their part of the time of a pass.
+    pub(super) fn note_use(&mut self, parts: &[Part], seconds: f64) {
+        let Engine { shares, running, .. } = self;
+        let rows = parts.iter().map(|part| (running[part.index].share, part.count));
+        shares.note_use(rows, seconds, Instant::now());
     }
 
     /// Returns the most rows of a pass that generate, because there are so many callers. A caller whose prompt is read is one,
@@ -364,7 +468,53 @@ mod tests {
         count(&mut shares, (start, 600), &[1], &[]);
         assert_eq!(shares.kept_free(1, later(600)), 2, "for the second and the third caller");
         assert_eq!(shares.kept_free(1, later(1100)), 1);
-        assert_eq!([1100, 1550, 1700].map(|at| shares.present(later(at))), [2, 1, 0]);
+        assert_eq!([1100, 1550, 1700].map(|at| shares.present(later(at))), [2, 1, 1]);
+        count(&mut shares, (start, 1700), &[], &[]);
+        assert_eq!(shares.present(later(1700)), 0, "its last request was seen longer ago");
+    }
+
+    #[test]
+    fn a_caller_that_had_less_time_has_two_of_three_passes() {
+        let mut shares = Shares::new(Duration::from_secs(1));
+        let start = shares.noted;
+        count(&mut shares, (start, 0), &[1, 1, 2], &[]);
+        let mut time = [0.0, 0.0];
+        let mut millis = 0;
+        let mut pass = |shares: &mut Shares, callers: &[u64]| {
+            shares.find_ahead(callers.iter().copied());
+            let (first, second) =
+                (!shares.is_ahead(1), callers.contains(&2) && !shares.is_ahead(2));
+            let rows = [(1, usize::from(first)), (2, usize::from(second))];
+            millis += 10;
+            let now = start + Duration::from_millis(millis);
+            shares.note_use(rows.into_iter(), 10e-3, now);
+            let all = rows[0].1 + rows[1].1;
+            (0..2).for_each(|at| time[at] += rows[at].1 as f64 / all as f64);
+            (first, second)
+        };
+        // Only the first caller, for a second.
+        assert!((0..100).all(|_| pass(&mut shares, &[1, 1]) == (true, false)));
+        // The other one has had nothing.
+        let both: Vec<_> = (0..6).map(|_| pass(&mut shares, &[1, 1, 2])).collect();
+        let alone = (false, true);
+        assert_eq!(both, [alone, alone, (true, true), alone, alone, (true, true)]);
+        // It asks for half of the time, and has nearly all passes of its own until both have had as much.
+        (0..500).for_each(|at| {
+            let callers: &[u64] = if at % 2 == 0 { &[1, 1, 2] } else { &[1, 1] };
+            pass(&mut shares, callers);
+        });
+        assert_eq!(pass(&mut shares, &[1, 1, 2]), alone);
+        // With as many passes as the other one, it is no longer behind.
+        (0..200).for_each(|_| drop(pass(&mut shares, &[1, 1, 2])));
+        assert!((0..20).all(|_| pass(&mut shares, &[1, 1, 2]) == (true, true)));
+    }
+
+    #[test]
+    fn rows_are_nearly_free_where_passes_of_many_take_hardly_longer() {
+        assert_eq!(costs(&[]).nearly_free(1), 0);
+        assert_eq!(costs(&[(1, 1e-3), (8, 8e-3)]).nearly_free(1), 0);
+        let free = costs(&[(1, 100.1e-3), (8, 100.8e-3)]).nearly_free(1);
+        assert!((99..=101).contains(&free), "{free}");
     }
 
     #[test]
