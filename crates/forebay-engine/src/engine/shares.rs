@@ -5,12 +5,11 @@
 //! requests than another one that waits loses the last of them: it is suspended, and goes on with the same bits later.
 //!
 //! With N callers, a pass has so many rows that it takes less than N times as long as a pass with the rows of the one that has the
-//! fewest. Where a pass of many rows takes hardly longer, all generate. Otherwise, the requests of
-//! a caller take turns.
+//! fewest. Where a pass of many rows takes hardly longer, all generate. Otherwise, the requests of a caller take turns.
 //!
-//! Over a second, callers that ask all the time have equal parts of the time of passes, too. While one has had clearly less than others, two of
-//! three passes are its own: others have rows in them as far as these cost nearly nothing. So a caller that asks now and then hardly waits
-//! for one that always does.
+//! Over a second, callers that ask all the time have equal parts of the time of passes, too. While one has had clearly less than
+//! others, two of three passes are its own: others have rows in them as far as these cost nearly nothing. So a caller that asks now
+//! and then hardly waits for one that always does.
 //!
 //! Most callers ask again soon. So a caller counts for a moment after its last request, too: a place is left free for it, and
 //! passes of others stay as short as if it were there. Its next request then neither suspends another one nor waits for a long
@@ -32,8 +31,10 @@ pub const PASS_SHARE: f64 = 0.8;
 
 /// Time over which callers have equal parts of the time of passes.
 const WINDOW: Duration = Duration::from_secs(1);
-/// Seconds of passes in this time that a caller may have had more than another one and not be ahead of it.
+/// Seconds of passes in this time that a caller may have had more than another one and not be ahead of it, and at least so many passes. Otherwise
+/// callers would take turns with long passes of their own, although passes together are quicker.
 const AHEAD: f64 = 0.1;
+const AHEAD_PASSES: f64 = 2.0;
 /// Most passes in a row from which callers that are ahead are left out, so that the time between two of their tokens grows to about three times
 /// at most.
 const WITHOUT_AHEAD_MAX: u32 = 2;
@@ -55,6 +56,8 @@ pub struct Shares {
     left_out: bool,
     /// When the times of callers were last brought up to date.
     noted: Instant,
+    /// Usual seconds of a pass.
+    pass_seconds: Option<f64>,
     /// The callers that the next pass leaves out, because they have had more time than others.
     ahead: Vec<u64>,
     /// Number of passes in a row that left some out.
@@ -95,6 +98,7 @@ impl Shares {
             passes_are_short: false,
             left_out: false,
             noted: Instant::now(),
+            pass_seconds: None,
             ahead: Vec::new(),
             without_ahead: 0,
         }
@@ -169,6 +173,7 @@ impl Shares {
         let passed = now.duration_since(self.noted);
         let left = (-passed.as_secs_f64() / WINDOW.as_secs_f64()).exp();
         self.noted = now;
+        follow(&mut self.pass_seconds, seconds);
         self.callers.iter_mut().for_each(|caller| caller.used *= left);
         let all: usize = rows.clone().map(|(_, rows)| rows).sum();
         for (share, rows) in rows {
@@ -182,13 +187,14 @@ impl Shares {
     fn find_ahead(&mut self, could_run: impl Iterator<Item = u64> + Clone) {
         let Shares { callers, ahead, .. } = self;
         ahead.clear();
+        let more = AHEAD.max(AHEAD_PASSES * self.pass_seconds.unwrap_or(0.0));
         let used = |share: u64| {
             let caller = callers.iter().find(|caller| caller.share == share);
             caller.map_or(0.0, |caller| caller.used)
         };
         let least = could_run.clone().map(used).fold(f64::INFINITY, f64::min);
         for share in could_run {
-            if used(share) > least + AHEAD && !ahead.contains(&share) {
+            if used(share) > least + more && !ahead.contains(&share) {
                 ahead.push(share);
             }
         }
@@ -505,8 +511,30 @@ mod tests {
         });
         assert_eq!(pass(&mut shares, &[1, 1, 2]), alone);
         // With as many passes as the other one, it is no longer behind.
-        (0..200).for_each(|_| drop(pass(&mut shares, &[1, 1, 2])));
+        for _ in 0..200 {
+            pass(&mut shares, &[1, 1, 2]);
+        }
         assert!((0..20).all(|_| pass(&mut shares, &[1, 1, 2]) == (true, true)));
+    }
+
+    #[test]
+    fn callers_do_not_take_turns_with_long_passes() {
+        let mut shares = Shares::new(Duration::from_secs(1));
+        let start = shares.noted;
+        count(&mut shares, (start, 0), &[1, 2], &[]);
+        let rows =
+            |shares: &Shares| [1, 2].map(|share| (share, usize::from(!shares.is_ahead(share))));
+        let mut times = (1..).map(|pass| start + Duration::from_millis(300 * pass));
+        // One has all passes, then both ask.
+        (0..10).for_each(|_| shares.note_use([(1, 1)].into_iter(), 0.3, times.next().unwrap()));
+        let mut together = 0;
+        for _ in 0..20 {
+            shares.find_ahead([1, 2].into_iter());
+            let rows = rows(&shares);
+            together += rows[0].1 * rows[1].1;
+            shares.note_use(rows.into_iter(), 0.3, times.next().unwrap());
+        }
+        assert!(together >= 18, "{together} of 20");
     }
 
     #[test]
