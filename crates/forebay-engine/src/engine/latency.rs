@@ -104,7 +104,7 @@ impl Pace {
         self.rows as usize
     }
 
-    /// Returns the most prompt rows of such a pass if requests of so many callers run. With [`Latency::Automatic`], such a pass then
+    /// Returns the most prompt rows of such a pass if there are so many callers. With [`Latency::Automatic`], such a pass then
     /// takes less than so many times as long.
     pub fn prompt_rows_of(&self, callers: usize) -> usize {
         let share = (PASS_SHARE * callers as f64 - 1.0) / (SLOWER - 1.0);

@@ -182,8 +182,8 @@ impl Engine {
             prompt_rows,
             prompt_rows_alone: rows,
             decode_rows,
-            shared_rows: decode_rows,
-            rows_of_ahead: rows,
+            shared_rows: usize::MAX,
+            rows_of_ahead: usize::MAX,
         };
         Engine {
             batch_size,

@@ -60,15 +60,10 @@ pub fn choose(
     let generating = progress.clone().enumerate().filter(|(_, of)| *of == Progress::Generates);
     let generating = generating.map(|(index, _)| (index, 1));
     let first = generating.clone().filter(|(index, _)| !is_ahead(*index));
-    let callers = count_callers(first.clone().map(|(index, _)| index), &share);
+    let callers = count_callers(first.map(|(index, _)| index), &share);
     let most = limits.decode_rows.min(limits.shared_rows.max(callers));
     let row = Part { index: 0, count: 0, kind: RowKind::Decode, reads: false };
-    share_rows(most, first, &share, row, parts);
-    parts.retain(|part| part.count > 0);
-    let ahead = generating.filter(|(index, _)| is_ahead(*index));
-    let most = most.saturating_sub(parts.len()).min(left_ahead);
-    left_ahead -= share_rows(most, ahead, &share, row, parts);
-    parts.retain(|part| part.count > 0);
+    share_in_order(most, &mut left_ahead, generating, &share, is_ahead, row, parts);
     let mut room = limits.rows.saturating_sub(parts.len());
     for (index, of) in progress.clone().enumerate() {
         let Progress::Follows(tokens) = of else { continue };
@@ -87,12 +82,7 @@ pub fn choose(
         _ => None,
     });
     let rows = Part { kind: RowKind::Prompt, reads: true, ..row };
-    let most = most.min(room);
-    let first = prompts.clone().filter(|(index, _)| !is_ahead(*index));
-    let left = most - share_rows(most, first, &share, rows, parts);
-    let ahead = prompts.filter(|(index, _)| is_ahead(*index));
-    share_rows(left.min(left_ahead), ahead, &share, rows, parts);
-    parts.retain(|part| part.count > 0);
+    share_in_order(most.min(room), &mut left_ahead, prompts, &share, is_ahead, rows, parts);
 }
 
 /// Returns the number of callers of these requests.
@@ -106,8 +96,26 @@ pub fn count_callers(
     requests.clone().enumerate().filter(is_first).count()
 }
 
-/// Adds a part like `part` for each of the requests, given by their indices and the rows that they want. Some parts may be empty. Returns
-/// the number of rows.
+/// Adds parts like `part` for the requests, given by their indices and the rows that they want. Those that are ahead have what
+/// others leave, and at most `left_ahead` rows, which are taken off.
+fn share_in_order(
+    most: usize,
+    left_ahead: &mut usize,
+    wanted: impl Iterator<Item = (usize, usize)> + Clone,
+    share: impl Fn(usize) -> u64,
+    is_ahead: impl Fn(usize) -> bool,
+    part: Part,
+    parts: &mut Vec<Part>,
+) {
+    let first = wanted.clone().filter(|(index, _)| !is_ahead(*index));
+    let left = most - share_rows(most, first, &share, part, parts);
+    let ahead = wanted.filter(|(index, _)| is_ahead(*index));
+    *left_ahead -= share_rows(left.min(*left_ahead), ahead, &share, part, parts);
+    parts.retain(|part| part.count > 0);
+}
+
+/// Adds a part like `part` for each of the requests, given by their indices and the rows that they want. Some parts may be empty.
+/// Returns the number of rows.
 fn share_rows(
     most: usize,
     wanted: impl Iterator<Item = (usize, usize)> + Clone,

@@ -31,12 +31,13 @@ pub const PASS_SHARE: f64 = 0.8;
 
 /// Time over which callers have equal parts of the time of passes.
 const WINDOW: Duration = Duration::from_secs(1);
-/// Seconds of passes in this time that a caller may have had more than another one and not be ahead of it, and at least so many passes. Otherwise
-/// callers would take turns with long passes of their own, although passes together are quicker.
+/// Seconds of passes in this time that a caller may have had more than another one and not be ahead of it.
 const AHEAD: f64 = 0.1;
+/// Passes whose time a caller may have had more, if that is longer. Otherwise callers would take turns with long passes of their
+/// own, although passes together are quicker.
 const AHEAD_PASSES: f64 = 2.0;
-/// Most passes in a row from which callers that are ahead are left out, so that the time between two of their tokens grows to about three times
-/// at most.
+/// Most passes in a row from which callers that are ahead are left out, so that the time between two of their tokens grows to
+/// about three times at most.
 const WITHOUT_AHEAD_MAX: u32 = 2;
 /// How much longer a pass may be because of rows of callers that are ahead.
 const LONGER: f64 = 0.1;
@@ -125,6 +126,10 @@ impl Shares {
         }
     }
 
+    fn find(&self, share: u64) -> Option<&Caller> {
+        self.callers.iter().find(|caller| caller.share == share)
+    }
+
     /// Returns a caller that has a request.
     fn seen(&mut self, share: u64, now: Instant) -> &mut Caller {
         let at =
@@ -145,10 +150,7 @@ impl Shares {
     /// no request now but had some a moment ago, unless it is the caller's first one.
     fn kept_free(&self, share: u64, now: Instant) -> usize {
         let may_ask = |caller: &&Caller| {
-            caller.running == 0
-                && !caller.waits
-                && caller.share != share
-                && caller.is_present(self.presence, now)
+            caller.running == 0 && !caller.waits && caller.is_present(self.presence, now)
         };
         match self.of(share) {
             0 => 0,
@@ -185,26 +187,18 @@ impl Shares {
 
     /// Finds the callers that the next pass leaves out, of those that could have rows.
     fn find_ahead(&mut self, could_run: impl Iterator<Item = u64> + Clone) {
-        let Shares { callers, ahead, .. } = self;
-        ahead.clear();
+        self.ahead.clear();
         let more = AHEAD.max(AHEAD_PASSES * self.pass_seconds.unwrap_or(0.0));
-        let used = |share: u64| {
-            let caller = callers.iter().find(|caller| caller.share == share);
-            caller.map_or(0.0, |caller| caller.used)
-        };
-        let least = could_run.clone().map(used).fold(f64::INFINITY, f64::min);
-        for share in could_run {
-            if used(share) > least + more && !ahead.contains(&share) {
-                ahead.push(share);
+        let used = |shares: &Shares, share| shares.find(share).map_or(0.0, |caller| caller.used);
+        let least = could_run.clone().map(|share| used(self, share)).fold(f64::INFINITY, f64::min);
+        if self.without_ahead < WITHOUT_AHEAD_MAX {
+            for share in could_run {
+                if used(self, share) > least + more && !self.is_ahead(share) {
+                    self.ahead.push(share);
+                }
             }
         }
-        match ahead.is_empty() || self.without_ahead >= WITHOUT_AHEAD_MAX {
-            true => self.without_ahead = 0,
-            false => self.without_ahead += 1,
-        }
-        if self.without_ahead == 0 {
-            ahead.clear();
-        }
+        self.without_ahead = if self.ahead.is_empty() { 0 } else { self.without_ahead + 1 };
     }
 
     /// Returns true if the next pass leaves out the rows of this caller that cost time.
@@ -214,8 +208,7 @@ impl Shares {
 
     /// Returns the number of running requests of a caller, and when the last one began. The smallest is next.
     fn turn(&self, share: u64) -> (usize, u64) {
-        let caller = self.callers.iter().find(|caller| caller.share == share);
-        caller.map_or((0, 0), |caller| (caller.running, caller.begun))
+        self.find(share).map_or((0, 0), |caller| (caller.running, caller.begun))
     }
 
     fn of(&self, share: u64) -> usize {
@@ -283,22 +276,23 @@ impl Engine {
             true => self.limits.prompt_rows,
             false => self.pace.prompt_rows_of(callers),
         };
+        let limits = Limits { prompt_rows, ..self.limits };
+        let share = callers > 1 && self.pace.is_bounded();
+        self.shares.passes_are_short = share && !pauses;
+        self.shares.ahead.clear();
+        if !share {
+            return limits;
+        }
         // Another caller that comes waits for the pass that runs.
-        let are_short = !pauses && callers > 1 && self.pace.is_bounded();
-        let prompt_rows_alone = if are_short { prompt_rows } else { self.limits.rows };
-        self.shares.passes_are_short = are_short;
+        let prompt_rows_alone = if pauses { limits.prompt_rows_alone } else { prompt_rows };
         let shared_rows = self.shared_rows(callers);
-        let rows_of_ahead = self.rows_of_ahead(callers);
-        Limits { prompt_rows, prompt_rows_alone, shared_rows, rows_of_ahead, ..self.limits }
+        let rows_of_ahead = self.rows_of_ahead();
+        Limits { prompt_rows_alone, shared_rows, rows_of_ahead, ..limits }
     }
 
     /// Finds the callers that are ahead, and returns the most rows that they have in the next pass.
-    fn rows_of_ahead(&mut self, callers: usize) -> usize {
+    fn rows_of_ahead(&mut self) -> usize {
         let Engine { shares, running, session, .. } = self;
-        shares.ahead.clear();
-        if callers < 2 || !self.pace.is_bounded() {
-            return usize::MAX;
-        }
         let could_run = running.iter().filter(|of| !session.runner.is_arriving(of.sequence));
         shares.find_ahead(could_run.map(|of| of.share));
         let own = running.iter().filter(|of| !of.reads() && !shares.is_ahead(of.share)).count();
@@ -315,9 +309,6 @@ impl Engine {
     /// Returns the most rows of a pass that generate, because there are so many callers. A caller whose prompt is read is one,
     /// too: it gets its first token from that pass.
     fn shared_rows(&self, callers: usize) -> usize {
-        if callers < 2 || !self.pace.is_bounded() {
-            return usize::MAX;
-        }
         let generating = |active: &Active| {
             let same = self.running.iter().filter(|of| of.share == active.share && !of.reads());
             same.count().max(1)
@@ -484,7 +475,6 @@ mod tests {
         let mut shares = Shares::new(Duration::from_secs(1));
         let start = shares.noted;
         count(&mut shares, (start, 0), &[1, 1, 2], &[]);
-        let mut time = [0.0, 0.0];
         let mut millis = 0;
         let mut pass = |shares: &mut Shares, callers: &[u64]| {
             shares.find_ahead(callers.iter().copied());
@@ -494,8 +484,6 @@ mod tests {
             millis += 10;
             let now = start + Duration::from_millis(millis);
             shares.note_use(rows.into_iter(), 10e-3, now);
-            let all = rows[0].1 + rows[1].1;
-            (0..2).for_each(|at| time[at] += rows[at].1 as f64 / all as f64);
             (first, second)
         };
         // Only the first caller, for a second.
