@@ -1,4 +1,4 @@
-// Attention for any number of elements of a head up to 576 and for every type of cache, in f32 throughout. `--exact`
+// Attention for any number of elements of a head up to 1088 and for every type of cache, in f32 throughout. `--exact`
 // and small models use it. A block takes one query row and one share of the context.
 #include "attention.cuh"
 #include "pools.cuh"
@@ -230,3 +230,4 @@ __device__ inline void attention(const float *q, const KvLayer &cache, const flo
 ATTENTION_GENERAL(attention_general_128, 4)
 ATTENTION_GENERAL(attention_general_256, 8)
 ATTENTION_GENERAL(attention_general_576, 18)
+ATTENTION_GENERAL(attention_general_1088, 34)

@@ -1,5 +1,5 @@
 // Recurrent layers: the gated delta rule (Yang et al. 2025, "Gated Delta Networks"), Kimi Delta Attention (Kimi Team 2025, "Kimi
-// Linear") and Mamba-2 (Dao and Gu 2024, "Transformers are SSMs"). Tokens are computed one after another in one fixed order, so
+// Linear"), Mamba-2 (Dao and Gu 2024, "Transformers are SSMs") and lightning attention (Qin et al. 2024, "Various Lengths, Constant Speed"). Tokens are computed one after another in one fixed order, so
 // the bits of a token do not depend on where its sequence is cut, or on other sequences.
 // KEY_DIM is the most elements of a key.
 #include "pipeline.cuh"
@@ -86,7 +86,11 @@ extern "C" __global__ void __launch_bounds__(256)
     kept.keep(last);
 }
 
-enum Rule { GATED_DELTA, KIMI_DELTA, MAMBA2 };
+enum Rule { GATED_DELTA, KIMI_DELTA, MAMBA2, LIGHTNING };
+
+// True if values are added to a state, and not what they differ from those that it holds. Keys are then taken as they are, and another
+// kernel norms and gates the outputs.
+static constexpr __host__ __device__ bool adds(Rule rule) { return rule == MAMBA2 || rule == LIGHTNING; }
 
 // A value head's key head, and its place among those that share columns of a product.
 struct Head {
@@ -151,11 +155,11 @@ template <Rule RULE> struct RowState {
     }
 
     // Takes one token: decays the row, replaces a share of what it holds for the key by `value`, and returns its product with the
-    // query. `factors` [key_dim] are KIMI_DELTA's decays; the others decay by `decay`. MAMBA2 adds the value instead.
+    // query. `factors` [key_dim] are KIMI_DELTA's decays; the others decay by `decay`. MAMBA2 and LIGHTNING add the value instead.
     __device__ __forceinline__ float advance(const float *keys, const float *queries, const float *factors, float decay, float share,
                                              float value, int part) {
         float change = share * value;
-        if (RULE != MAMBA2) {
+        if (!adds(RULE)) {
             // What the decayed state holds for the key.
             float held[4] = {};
 #pragma unroll
@@ -205,7 +209,7 @@ template <Rule RULE> struct RowState {
         state_floats, tail_floats, out
 
 // Computes the steps of all tokens of a run for one value head: out [rows, value_heads, value_dim], normed and gated except for
-// MAMBA2. KIMI_DELTA has a step for each element of a key, the others have one for each head. This is for runs of few tokens: it
+// MAMBA2 and LIGHTNING. KIMI_DELTA has a step for each element of a key, the others have one for each head. This is for runs of few tokens: it
 // prepares each token, takes its step and finishes its outputs in turn. Grid (value_heads, runs), block value_dim * PARTS, a
 // multiple of 32.
 template <Rule RULE> __device__ __forceinline__ void compute_steps(STEPS_PARAMETERS) {
@@ -230,6 +234,10 @@ template <Rule RULE> __device__ __forceinline__ void compute_steps(STEPS_PARAMET
             if (job == 2) {
                 const int width = RULE == KIMI_DELTA ? key_dim : 1;
                 const float *raw = a + at * a_row + a_first + head.group * a_step + head.inside * width;
+                if (RULE == LIGHTNING) {
+                    if (lane == 0) factors[0] = expf(decays[index]), share = 1.0f;
+                    continue;
+                }
                 for (int i = lane; i < (RULE == KIMI_DELTA ? KEY_DIM : 1); i += 32) {
                     const float step = i < width ? raw[i] + steps[index * width + i] : 0.0f;
                     factors[i] = i < width ? decay_of<RULE>(step, decays[index], bound) : 0.0f;
@@ -242,14 +250,14 @@ template <Rule RULE> __device__ __forceinline__ void compute_steps(STEPS_PARAMET
             }
             const float *from = in + (job == 0 ? key_heads * key_dim : 0) + head.key_head * key_dim;
             float *to = job == 0 ? keys : queries;
-            const float factor = RULE == MAMBA2 ? 1.0f : key_factor(from, key_dim, lane, job == 0 ? 1.0f : key_scale);
+            const float factor = adds(RULE) ? 1.0f : key_factor(from, key_dim, lane, job == 0 ? 1.0f : key_scale);
             for (int i = lane; i < KEY_DIM; i += 32) to[i] = i < key_dim ? from[i] * factor : 0.0f;
         }
         __syncthreads();
         const float value = in[2 * key_heads * key_dim + index * value_dim + row];
         const float o = own.advance(keys, queries, factors, factors[0], share, value, part);
         float *to = out + (at * heads + index) * value_dim + row;
-        if (RULE == MAMBA2) {
+        if (adds(RULE)) {
             if (part == 0) *to = skips ? __fmaf_rn(value, skips[index], o) : o;
             __syncthreads();
             continue;
@@ -274,6 +282,7 @@ template <Rule RULE> __device__ __forceinline__ void compute_steps(STEPS_PARAMET
 STEPS(delta_steps, GATED_DELTA)
 STEPS(kimi_steps, KIMI_DELTA)
 STEPS(mamba2_steps, MAMBA2)
+STEPS(lightning_steps, LIGHTNING)
 
 // Long runs have three kernels instead, which give the same bits: the first prepares all tokens, the second takes their steps one
 // after another, and the last finishes all outputs. So the second does nothing else, and since rows of a state do not depend on one
@@ -371,6 +380,7 @@ template <Rule RULE> __device__ __forceinline__ void scan(STEPS_PARAMETERS, int 
             }
             const float *values = mixed + at * channels + 2 * key_heads * key_dim + index * value_dim + first_of_head;
             for (int i = lane; i < rows; i += 32) copy_async_4(shared_address(stage.values[t] + i), (u64)(values + i));
+            if (RULE == LIGHTNING) continue;
             const float *decay = a + at * a_row + a_first + head.group * a_step + head.inside * width;
             for (int i = lane; i < width; i += 32) copy_async_4(shared_address(stage.factors[t] + i), (u64)(decay + i));
             if (RULE != MAMBA2 && lane == 0) {
@@ -382,7 +392,7 @@ template <Rule RULE> __device__ __forceinline__ void scan(STEPS_PARAMETERS, int 
     };
     for (int s = 0; s < STAGES - 1; s++) fill(s * STAGE_TOKENS, stages[s]);
     float *to = out + (begin * heads + index) * value_dim + row;
-    const float decay_of_head = RULE == MAMBA2 ? decays[index] : 0.0f;
+    const float decay_of_head = RULE == LIGHTNING ? expf(decays[index]) : RULE == MAMBA2 ? decays[index] : 0.0f;
     const float skip = RULE == MAMBA2 && skips ? skips[index] : 0.0f;
     int now = 0;
     for (int first = 0; first < count; first += STAGE_TOKENS) {
@@ -395,9 +405,9 @@ template <Rule RULE> __device__ __forceinline__ void scan(STEPS_PARAMETERS, int 
 #pragma unroll
         for (int t = 0; t < STAGE_TOKENS; t++) {
             if (first + t >= count) break;
-            const float value = stage.values[t][in_block], step = stage.factors[t][0];
-            const float decay = RULE == MAMBA2 ? expf(decay_of_head * step) : step;
-            const float share = RULE == MAMBA2 ? step : stage.shares[t];
+            const float value = stage.values[t][in_block], step = RULE == LIGHTNING ? 1.0f : stage.factors[t][0];
+            const float decay = RULE == LIGHTNING ? decay_of_head : RULE == MAMBA2 ? expf(decay_of_head * step) : step;
+            const float share = adds(RULE) ? step : stage.shares[t];
             const float o = own.advance(stage.keys[t], stage.queries[t], stage.factors[t], decay, share, value, part);
             if (part == 0) *to = RULE == MAMBA2 && skips ? __fmaf_rn(value, skip, o) : o;
             to += (size_t)heads * value_dim;
@@ -414,6 +424,7 @@ template <Rule RULE> __device__ __forceinline__ void scan(STEPS_PARAMETERS, int 
 SCAN(delta_scan, GATED_DELTA)
 SCAN(kimi_scan, KIMI_DELTA)
 SCAN(mamba2_scan, MAMBA2)
+SCAN(lightning_scan, LIGHTNING)
 
 // Norms and gates outputs [rows, heads, value_dim]. Grid (ceil(heads / 4), rows), block 128: a warp has a head.
 extern "C" __global__ void __launch_bounds__(128)
@@ -428,10 +439,11 @@ extern "C" __global__ void __launch_bounds__(128)
     for (int i = lane; i < value_dim; i += 32) own[i] = gated_output(own[i], factor, norm[i], gates[i], sigmoid_gate);
 }
 
-// Multiplies outputs [rows, groups, width] by the activated gate, then norms each group unless `norm` is null. `values` is the number
-// of elements of the gate that one key head serves. Grid (groups, rows).
+// Multiplies outputs [rows, groups, width] by the activated gate, then norms each group unless `norm` is null. If `gate_last` is 1, norms
+// each group first, then multiplies it by the sigmoid of the gate. `values` is the number of elements of the gate that one key head
+// serves. Grid (groups, rows).
 extern "C" __global__ void __launch_bounds__(256)
-    mamba2_norm(PRODUCT(z), int values, int width, const float *norm, float epsilon, float *out) {
+    norm_groups(PRODUCT(z), int values, int width, const float *norm, float epsilon, int gate_last, float *out) {
     wait_for_previous();
     __shared__ float sums[32];
     const size_t row = blockIdx.y;
@@ -440,11 +452,19 @@ extern "C" __global__ void __launch_bounds__(256)
     float square = 0.0f;
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
         const int element = first + i;
-        const float x = own[i] * silu(z[row * z_row + z_first + element / values * z_step + element % values]);
-        own[i] = x;
+        float x = own[i];
+        if (!gate_last) {
+            x *= silu(z[row * z_row + z_first + element / values * z_step + element % values]);
+            own[i] = x;
+        }
         square = __fmaf_rn(x, x, square);
     }
     if (!norm) return;
     const float scale = 1.0f / sqrtf(block_sum(square, sums) / (float)width + epsilon);
-    for (int i = threadIdx.x; i < width; i += blockDim.x) own[i] = own[i] * scale * norm[first + i];
+    for (int i = threadIdx.x; i < width; i += blockDim.x) {
+        const int element = first + i;
+        float x = own[i] * scale * norm[element];
+        if (gate_last) x = times_logistic(x, z[row * z_row + z_first + element / values * z_step + element % values]);
+        own[i] = x;
+    }
 }

@@ -29,6 +29,13 @@ extern "C" __global__ void __launch_bounds__(256) add_scaled(float *x, const flo
     if (i < count) x[i] = __fadd_rn(x[i], __fmul_rn(factor, y[i]));
 }
 
+// x = factor * y, count elements.
+extern "C" __global__ void __launch_bounds__(256) copy_scaled(float *x, const float *y, u64 count, float factor) {
+    wait_for_previous();
+    const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) x[i] = __fmul_rn(factor, y[i]);
+}
+
 enum Activation { SQUARED_RELU_ALONE = 0, GELU_ALONE = 1, GELU_TANH_ALONE = 2, XIELU_ALONE = 3 };
 
 // x [rows, width] = activation(x + bias), without a gate; `bias` [width] may be null. The grid's second dimension counts rows. The

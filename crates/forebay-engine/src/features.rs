@@ -175,8 +175,11 @@ fn streams(architecture: &Architecture, add: &mut impl FnMut(&'static str, Strin
 fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, String)) {
     let attentions = &architecture.attentions;
     let attention = &attentions[0];
-    if let Some((latent, heads)) = architecture.latent() {
-        add("latent attention (MLA)", latent_words(&latent, heads));
+    let mut words: Vec<String> =
+        architecture.latents().map(|(latent, heads)| latent_words(&latent, heads)).collect();
+    words.dedup();
+    if !words.is_empty() {
+        add("latent attention (MLA)", words.join("; in other layers, "));
     }
     if let Some(of) = architecture.indexer() {
         let what = match of.rule {
@@ -293,6 +296,7 @@ fn recurrent(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
         StateRule::KimiDelta => "Kimi Delta Attention",
         StateRule::Mamba2 => "Mamba-2",
         StateRule::Mamba => "Mamba",
+        StateRule::Lightning => "lightning attention",
         StateRule::ShortConvolution => "gated short convolutions",
     };
     let kept = shape.convolution - 1;
@@ -303,6 +307,10 @@ fn recurrent(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
         StateRule::Mamba => format!(
             "a state of {} numbers for each of {} values and the last {kept} inputs of a convolution",
             shape.key_dim, shape.value_dim
+        ),
+        StateRule::Lightning => format!(
+            "a state of {} heads of {} x {} numbers",
+            shape.value_heads, shape.key_dim, shape.value_dim
         ),
         _ => format!(
             "a state of {} heads of {} x {} numbers and the last {kept} inputs of a convolution",

@@ -67,8 +67,9 @@ pub struct DeltaInputs<'a> {
     pub k: ProductRows<'a>,
     pub v: ProductRows<'a>,
     pub z: ProductRows<'a>,
-    /// Not read with [`DeltaRule::Mamba2`].
+    /// Not read with [`DeltaRule::Mamba2`] and [`DeltaRule::Lightning`].
     pub b: ProductRows<'a>,
+    /// Not read with [`DeltaRule::Lightning`].
     pub a: ProductRows<'a>,
 }
 
@@ -79,9 +80,11 @@ pub struct DeltaVectors<'a> {
     pub convolution: &'a [f32],
     /// Bias of the convolution `[channels]`.
     pub convolution_bias: Option<&'a [f32]>,
-    /// Rate of decay of each value head, at most 0. With [`DeltaRule::Mamba`], `[values, key_dim]`.
+    /// Rate of decay of each value head, at most 0. With [`DeltaRule::Mamba`], `[values, key_dim]`. With [`DeltaRule::Lightning`],
+    /// the logarithm of the decay.
     pub decay: &'a [f32],
-    /// Numbers that are added to the steps `[value_heads, decay_width]`. With [`DeltaRule::Mamba`], one for each value.
+    /// Numbers that are added to the steps `[value_heads, decay_width]`. With [`DeltaRule::Mamba`], one for each value. None with
+    /// [`DeltaRule::Lightning`].
     pub step: &'a [f32],
     /// Factor for each value head's values, which are added to its output. With [`DeltaRule::Mamba`], one for each value.
     pub skip: Option<&'a [f32]>,
@@ -132,7 +135,7 @@ impl Cpu {
             (weights.convolution.len(), shape.convolution * channels),
             (weights.decay.len(), heads),
             (weights.convolution_bias.map_or(channels, <[f32]>::len), channels),
-            (weights.step.len(), heads * shape.decay_width()),
+            (weights.step.len(), shape.steps()),
             (weights.skip.map_or(heads, <[f32]>::len), heads),
             (weights.norm.len(), shape.norm_weights()),
             (out.len(), tokens * shape.value_width()),
@@ -277,6 +280,12 @@ impl Cpu {
         factors: &mut [f32],
     ) {
         let (heads, decays) = (shape.value_heads, shape.decay_width());
+        if shape.rule == DeltaRule::Lightning {
+            for (of, rate) in factors.chunks_exact_mut(2).zip(weights.decay.iter().cycle()) {
+                of.copy_from_slice(&[rate.exp(), 1.0]);
+            }
+            return;
+        }
         // Heads with many factors are worth a task each.
         let of_task = if decays > 1 { decays + 1 } else { heads * (decays + 1) };
         self.pool.for_each_chunk_mut(factors, of_task, |_, start, factors| {

@@ -19,6 +19,10 @@ pub enum DeltaRule {
     /// every value has a state of `key_dim` numbers, of which each decays by its own rate. Values alone pass through the
     /// convolution, and steps, keys and queries are products of what comes out ([`Cpu::selective_scan`](crate::Cpu::selective_scan)).
     Mamba,
+    /// Lightning attention (Qin et al. 2024, "Various Lengths, Constant Speed"): the state decays by a fixed factor, of which
+    /// [`DeltaVectors::decay`](super::DeltaVectors::decay) has the logarithm, and the value is added to it. The outputs of all heads
+    /// are normed together, then multiplied by `sigmoid(z)`.
+    Lightning,
     /// A gated short convolution (LFM2), which has no keys and no state matrices: the values are multiplied by `b`, mixed by the
     /// convolution without an activation, and multiplied by `z`.
     ShortConvolution,
@@ -35,15 +39,15 @@ pub struct DeltaShape {
     pub key_dim: usize,
     /// Number of elements of a value, a multiple of 8.
     pub value_dim: usize,
-    /// Number of tokens that the convolution sees, at least 2.
+    /// Number of tokens that the convolution sees, at least 2; 1 or more with [`DeltaRule::Lightning`].
     pub convolution: usize,
     /// True if value head `j` uses key head `j % key_heads`, otherwise consecutive value heads share one.
     pub tiled: bool,
     /// Number of elements of the output that are normed together: `value_dim`, or with [`DeltaRule::Mamba2`] those of several
     /// heads, or 0 if outputs are not normed. Not read with [`DeltaRule::Mamba`], which has no such norm.
     pub norm_width: usize,
-    /// True if the sigmoid of `z` gates the output, and not `silu(z)`. Read with [`DeltaRule::GatedDelta`] and
-    /// [`DeltaRule::KimiDelta`] only.
+    /// True if the sigmoid of `z` gates the output, and not `silu(z)`. Read with [`DeltaRule::GatedDelta`], [`DeltaRule::KimiDelta`]
+    /// and [`DeltaRule::Lightning`] only.
     pub sigmoid_gate: bool,
     /// Logarithm of the fastest decay, with [`DeltaRule::KimiDelta`]; 0 if there is none. The logarithm of a decay is then this
     /// number times the logistic function of the step times the rate (GLM-5-Next), and not the softplus of the step times the
@@ -74,14 +78,23 @@ impl DeltaShape {
     pub fn decay_width(&self) -> usize {
         match self.rule {
             DeltaRule::KimiDelta | DeltaRule::Mamba => self.key_dim,
-            DeltaRule::GatedDelta | DeltaRule::Mamba2 | DeltaRule::ShortConvolution => 1,
+            DeltaRule::GatedDelta
+            | DeltaRule::Mamba2
+            | DeltaRule::Lightning
+            | DeltaRule::ShortConvolution => 1,
         }
+    }
+
+    /// Returns the number of [`DeltaVectors::step`](super::DeltaVectors::step).
+    pub(super) fn steps(&self) -> usize {
+        if self.rule == DeltaRule::Lightning { 0 } else { self.value_heads * self.decay_width() }
     }
 
     /// Returns the number of weights of the norm of the outputs. Norms of a single head share them.
     pub fn norm_weights(&self) -> usize {
         match self.rule {
             DeltaRule::GatedDelta | DeltaRule::KimiDelta => self.value_dim,
+            DeltaRule::Lightning => self.value_width(),
             DeltaRule::Mamba2 if self.norm_width > 0 => self.value_width(),
             DeltaRule::Mamba2 | DeltaRule::Mamba | DeltaRule::ShortConvolution => 0,
         }
@@ -130,6 +143,7 @@ impl DeltaShape {
                 self.norm_width == 0 || self.value_width().is_multiple_of(self.norm_width)
             }
             DeltaRule::GatedDelta | DeltaRule::KimiDelta => self.norm_width == self.value_dim,
+            DeltaRule::Lightning => self.norm_width == self.value_width(),
             DeltaRule::Mamba | DeltaRule::ShortConvolution => true,
         };
         let fits = match self.rule {
@@ -142,7 +156,8 @@ impl DeltaShape {
         let bounded = self.decay_bound == 0.0 || self.rule == DeltaRule::KimiDelta;
         let scaled = self.share_scale == 1.0 || self.rule == DeltaRule::GatedDelta;
         let fits = fits && heads && norms && bounded && scaled;
-        assert!(fits && self.convolution >= 2, "gated_delta: {self:?}");
+        let least = if self.rule == DeltaRule::Lightning { 1 } else { 2 };
+        assert!(fits && self.convolution >= least, "gated_delta: {self:?}");
     }
 }
 

@@ -60,7 +60,9 @@ impl<F: Fn(usize, &[f32; LANES])> Kernel for HeadSteps<'_, F> {
             let out = match self.rule {
                 DeltaRule::GatedDelta => gated_delta(simd, &token, self.state, key_dim),
                 DeltaRule::KimiDelta => kimi_delta(simd, &token, self.state, key_dim),
-                DeltaRule::Mamba2 => mamba2(simd, &token, self.state, key_dim),
+                DeltaRule::Mamba2 | DeltaRule::Lightning => {
+                    mamba2(simd, &token, self.state, key_dim)
+                }
                 DeltaRule::Mamba | DeltaRule::ShortConvolution => unreachable!("not of such heads"),
             };
             let mut stored = [0.0; LANES];

@@ -132,7 +132,7 @@ impl Layer {
         let vectors = [
             random(30, shape.convolution * shape.channels()),
             decay,
-            random(32, shape.value_heads * shape.decay_width()),
+            random(32, shape.steps()),
             random(33, shape.norm_weights()),
         ];
         let extra = (shape.rule == DeltaRule::Mamba2)
@@ -231,7 +231,7 @@ impl Layer {
         };
         let unit = |x: Vec<f64>| {
             let length = match rule {
-                DeltaRule::Mamba2 => 1.0,
+                DeltaRule::Mamba2 | DeltaRule::Lightning => 1.0,
                 _ => (x.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt(),
             };
             x.into_iter().map(|x| x / length).collect::<Vec<f64>>()
@@ -252,6 +252,9 @@ impl Layer {
                 let rate = f64::from(self.vectors[1][head]);
                 let steps: Vec<f64> = (0..shape.decay_width())
                     .map(|i| {
+                        if rule == DeltaRule::Lightning {
+                            return 1.0;
+                        }
                         let a = value_column(self.columns.a, head, shape.decay_width(), i);
                         let bias = self.vectors[2][head * shape.decay_width() + i];
                         let raw = at(A, token, a) + f64::from(bias);
@@ -274,13 +277,14 @@ impl Layer {
                     let row = &mut state[i * key_dim..][..key_dim];
                     let held: f64 = row.iter().zip(&k).map(|(s, k)| s * k).sum();
                     let change = match rule {
-                        DeltaRule::Mamba2 => steps[0] * v,
+                        DeltaRule::Mamba2 | DeltaRule::Lightning => steps[0] * v,
                         _ => beta * (v - held),
                     };
                     row.iter_mut().zip(&k).for_each(|(s, k)| *s += change * k);
                     let read = row.iter().zip(&q).map(|(s, q)| s * q).sum::<f64>();
                     out[(token * value_heads + head) * value_dim + i] = match &self.extra {
                         Some([_, skip]) => read + f64::from(skip[head]) * v,
+                        None if rule == DeltaRule::Lightning => read,
                         None => read / (key_dim as f64).sqrt(),
                     };
                 }
@@ -307,7 +311,7 @@ impl Layer {
         }
         for (index, x) in out.iter_mut().enumerate() {
             match rule {
-                DeltaRule::GatedDelta | DeltaRule::KimiDelta => {
+                DeltaRule::GatedDelta | DeltaRule::KimiDelta | DeltaRule::Lightning => {
                     let gate = gate(index);
                     *x *= if shape.sigmoid_gate { logistic(gate) } else { silu(gate) };
                 }
@@ -345,6 +349,13 @@ fn layers() -> Vec<Layer> {
         norm_width: heads / groups * value_dim,
         ..shape(groups, heads, key_dim, value_dim)
     };
+    let lightning = |heads: usize, dim: usize| DeltaShape {
+        rule: DeltaRule::Lightning,
+        convolution: 1,
+        norm_width: heads * dim,
+        sigmoid_gate: true,
+        ..shape(heads, heads, dim, dim)
+    };
     vec![
         Layer::separate(shape(2, 4, 16, 16)),
         Layer::separate(DeltaShape { tiled: true, ..shape(2, 6, 24, 8) }),
@@ -360,6 +371,8 @@ fn layers() -> Vec<Layer> {
         Layer::together(mamba(1, 3, 128, 64)),
         Layer::together(DeltaShape { norm_width: 24, ..mamba(1, 6, 16, 8) }),
         Layer::together(DeltaShape { norm_width: 0, ..mamba(2, 4, 16, 24) }),
+        Layer::by_key_head(lightning(3, 16)),
+        Layer::apart(lightning(2, 128)),
         Layer::short_convolution(3, 40),
         Layer::short_convolution(2, 8),
     ]

@@ -15,7 +15,7 @@ const COLUMNS: usize = 8;
 const SMALLEST_CAPACITY: usize = 256;
 const THREADS: u32 = 128;
 /// Largest number of elements of a head.
-const DIM_MAX: usize = 576;
+pub const ATTENTION_DIM_MAX: usize = 1088;
 
 /// How a family of kernels cuts contexts into parts; the same as in the kernels.
 pub(super) struct SplitRule {
@@ -281,7 +281,7 @@ impl Attention {
         };
         let Some(inputs) = self.inputs else { return (0..14).fold(launch, |l, _| l.u64(0)) };
         inputs.check(shape);
-        assert_eq!(inputs.key_norm_dim, shape.dim_k, "keys that are normed in part");
+        assert_eq!(inputs.key_norm_dims, [shape.dim_k, 0], "keys that are normed in part");
         assert_eq!(inputs.q.projected.address(), self.q.address(), "other queries");
         assert_eq!(inputs.heads, self.heads, "other heads");
         let rotation = inputs.rotation.unwrap_or(Rotation::none());
@@ -372,7 +372,8 @@ impl Gpu {
     /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// Panics if a buffer is too small, `heads` is not a multiple of the cache's heads, or heads are longer than 576.
+    /// Panics if a buffer is too small, `heads` is not a multiple of the cache's heads, or heads are longer than
+    /// [`ATTENTION_DIM_MAX`].
     /// Panics if the window is 0, if `splits` is 0 or too large, the scratch memory is too small, or a grid's limits are
     /// exceeded. Panics if chosen positions are missing, or are given together with a window.
     pub fn attention(
@@ -387,7 +388,7 @@ impl Gpu {
         let Attention { rows, heads, .. } = *what;
         let (tokens, kind) = (rows.count, rows.kind);
         assert!(heads > 0 && heads.is_multiple_of(shape.kv_heads), "{heads} heads over {shape:?}");
-        assert!(shape.dim_k.max(shape.dim_v) <= DIM_MAX, "{shape:?} has too long heads");
+        assert!(shape.dim_k.max(shape.dim_v) <= ATTENTION_DIM_MAX, "{shape:?} has too long heads");
         let aligned = |address: u64| address.is_multiple_of(8);
         assert!(
             aligned(what.q.address()) && aligned(what.out.address()),
@@ -543,7 +544,8 @@ fn kernel_of(shape: &KvLayerShape, family: Family) -> (&'static str, &'static st
         let kernel = match dim {
             0..=128 => "attention_general_128",
             129..=256 => "attention_general_256",
-            _ => "attention_general_576",
+            257..=576 => "attention_general_576",
+            _ => "attention_general_1088",
         };
         return (module, kernel);
     }
@@ -591,7 +593,7 @@ mod tests {
     #[test]
     fn every_shape_has_a_module_that_exists() {
         for element in ELEMENTS {
-            for dim in [8, 64, 65, 96, 100, 128, 129, 256, 257, 576] {
+            for dim in [8, 64, 65, 96, 100, 128, 129, 256, 257, 576, 577, 1088] {
                 for kind in [RowKind::Prompt, RowKind::Decode] {
                     let shape = shape(element, 2, (dim, 8));
                     let (module, kernel) = kernel_of(&shape, Family::of(&shape, kind));

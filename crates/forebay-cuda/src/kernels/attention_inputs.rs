@@ -56,8 +56,9 @@ pub struct AttentionInputs {
     /// Keys. The result goes to the cache; the projection is not changed. [`HeadInput::none`] if the layer uses the keys and values
     /// of another.
     pub k: HeadInput,
-    /// Number of leading elements of each key that its norm covers: all in most models, the latent ones in DeepSeek's.
-    pub key_norm_dim: usize,
+    /// Number of leading elements of each key that are normed together, and of elements behind them that are normed together, which
+    /// may be 0: all and 0 in most models, the latent ones and 0 in DeepSeek's. The weight has those of both.
+    pub key_norm_dims: [usize; 2],
     /// Values. The result goes to the cache, without norm or rotation. [`HeadInput::none`] if values lie in the keys.
     pub v: HeadInput,
     pub heads: usize,
@@ -88,12 +89,13 @@ impl AttentionInputs {
             "{rotary_dim} of {} elements turn, from {rotary_from} on",
             shape.dim_k
         );
+        let [first, rest] = self.key_norm_dims;
         assert!(
-            (1..=shape.dim_k).contains(&self.key_norm_dim),
-            "a norm of {} elements of {}",
-            self.key_norm_dim,
+            first > 0 && first + rest <= shape.dim_k,
+            "norms of {first} and {rest} elements of {}",
             shape.dim_k
         );
+        assert!(rest == 0 || !self.norms_last, "two norms of a key behind the rotation");
         assert!(self.v.norm.is_null(), "values have no norm");
         assert!(self.mixed == 1 || shape.element.rounds(), "{:?} is not rounded", shape.element);
         assert!(
@@ -168,14 +170,15 @@ impl Gpu {
             .optional(k.bias, shape.kv_heads * shape.dim_k)
             .optional(v.bias, shape.kv_heads * shape.dim_v)
             .optional(q.norm, shape.dim_k)
-            .optional(k.norm, inputs.key_norm_dim)
+            .optional(k.norm, inputs.key_norm_dims.iter().sum())
             .optional(rotation.angles, shape.context * rotation.rotary_dim)
             .cache(layer, pass)
             .int(heads)
             .int(shape.kv_heads)
             .int(shape.dim_k)
             .int(shape.dim_v)
-            .int(inputs.key_norm_dim)
+            .int(inputs.key_norm_dims[0])
+            .int(inputs.key_norm_dims[1])
             .int(rotation.rotary_dim)
             .int(rotation.rotary_from)
             .int(usize::from(rotation.interleaved))

@@ -20,7 +20,15 @@ pub enum DeltaRule {
     KimiDelta,
     Mamba2,
     Mamba,
+    Lightning,
     ShortConvolution,
+}
+
+impl DeltaRule {
+    /// Returns true if values are added to a state, and a kernel of its own norms and gates the outputs.
+    fn adds(self) -> bool {
+        matches!(self, DeltaRule::Mamba2 | DeltaRule::Lightning)
+    }
 }
 
 /// Shape of a recurrent layer.
@@ -39,8 +47,8 @@ pub struct DeltaShape {
     /// Number of elements of the output that are normed together: `value_dim`, or with [`DeltaRule::Mamba2`] those of several
     /// heads, or 0 if outputs are not normed. Not read with [`DeltaRule::Mamba`].
     pub norm_width: usize,
-    /// True if the sigmoid of `z` gates the output, and not `silu(z)`. Read with [`DeltaRule::GatedDelta`] and
-    /// [`DeltaRule::KimiDelta`] only.
+    /// True if the sigmoid of `z` gates the output, and not `silu(z)`. Read with [`DeltaRule::GatedDelta`], [`DeltaRule::KimiDelta`]
+    /// and [`DeltaRule::Lightning`] only.
     pub sigmoid_gate: bool,
     /// Logarithm of the fastest decay, with [`DeltaRule::KimiDelta`]; 0 if there is none.
     pub decay_bound: f32,
@@ -66,14 +74,23 @@ impl DeltaShape {
     pub fn decay_width(&self) -> usize {
         match self.rule {
             DeltaRule::KimiDelta | DeltaRule::Mamba => self.key_dim,
-            DeltaRule::GatedDelta | DeltaRule::Mamba2 | DeltaRule::ShortConvolution => 1,
+            DeltaRule::GatedDelta
+            | DeltaRule::Mamba2
+            | DeltaRule::Lightning
+            | DeltaRule::ShortConvolution => 1,
         }
+    }
+
+    /// Returns the number of [`Delta::step`].
+    fn steps(&self) -> usize {
+        if self.rule == DeltaRule::Lightning { 0 } else { self.value_heads * self.decay_width() }
     }
 
     /// Returns the number of weights of the norm of the outputs.
     pub fn norm_weights(&self) -> usize {
         match self.rule {
             DeltaRule::GatedDelta | DeltaRule::KimiDelta => self.value_dim,
+            DeltaRule::Lightning => self.value_width(),
             DeltaRule::Mamba2 if self.norm_width > 0 => self.value_width(),
             DeltaRule::Mamba2 | DeltaRule::Mamba | DeltaRule::ShortConvolution => 0,
         }
@@ -98,13 +115,14 @@ impl DeltaShape {
         let norms = match (self.rule, self.norm_width) {
             (DeltaRule::Mamba2, 0) => true,
             (DeltaRule::Mamba2, width) => self.value_width().is_multiple_of(width),
+            (DeltaRule::Lightning, width) => width == self.value_width(),
             (_, width) => width == self.value_dim,
         };
         let threads = self.value_dim * capacity / ROW_ELEMENTS;
         self.key_dim.is_multiple_of(4)
             && threads <= threads_max
             && threads.is_multiple_of(32)
-            && self.convolution >= 2
+            && self.convolution >= if self.rule == DeltaRule::Lightning { 1 } else { 2 }
             && self.key_heads > 0
             && norms
             && self.value_heads.is_multiple_of(self.key_heads)
@@ -139,6 +157,8 @@ impl DeltaShape {
             (DeltaRule::KimiDelta, "steps") => "kimi_steps",
             (DeltaRule::KimiDelta, "scan") => "kimi_scan",
             (DeltaRule::KimiDelta, _) => "kimi_prepare",
+            (DeltaRule::Lightning, "steps") => "lightning_steps",
+            (DeltaRule::Lightning, _) => "lightning_scan",
             (_, "steps") => "mamba2_steps",
             (_, "scan") => "mamba2_scan",
             _ => "mamba2_prepare",
@@ -225,17 +245,18 @@ pub struct Delta {
     pub v: ProductColumns,
     /// Gate of the output.
     pub z: ProductColumns,
-    /// Share of replacement. Not read with [`DeltaRule::Mamba2`]. Kernels may write to it.
+    /// Share of replacement. Not read with [`DeltaRule::Mamba2`] and [`DeltaRule::Lightning`]. Kernels of other rules may write to it.
     pub b: ProductColumns,
-    /// Steps of decay, [`DeltaShape::decay_width`] for each value head. Kernels may write to it.
+    /// Steps of decay, [`DeltaShape::decay_width`] for each value head. Not read with [`DeltaRule::Lightning`]. Kernels of other rules
+    /// may write to it.
     pub a: ProductColumns,
     /// `[convolution, channels]`
     pub convolution: DevicePtr<f32>,
     /// `[channels]`, or null.
     pub convolution_bias: DevicePtr<f32>,
-    /// `[value_heads]`, or with [`DeltaRule::Mamba`] `[values, key_dim]`.
+    /// `[value_heads]`, or with [`DeltaRule::Mamba`] `[values, key_dim]`. With [`DeltaRule::Lightning`], logarithms of the decays.
     pub decay: DevicePtr<f32>,
-    /// `[value_heads, decay_width]`, or with [`DeltaRule::Mamba`] `[values]`.
+    /// `[value_heads, decay_width]`, or with [`DeltaRule::Mamba`] `[values]`. Nothing with [`DeltaRule::Lightning`].
     pub step: DevicePtr<f32>,
     /// Factor `[value_heads]` of the values that are added to the output, or null. Only for [`DeltaRule::Mamba2`], and for
     /// [`DeltaRule::Mamba`] with one for each value.
@@ -306,7 +327,7 @@ impl Gpu {
             let grid = [value_heads as u32, runs.count as u32];
             self.delta_steps(delta, runs, grid, shape.threads(), "steps")?.run(self)?;
         }
-        if rule != DeltaRule::Mamba2 {
+        if !rule.adds() {
             return Ok(());
         }
         // The norm covers several heads, which are in different blocks of the kernel before.
@@ -314,13 +335,14 @@ impl Gpu {
         let width = if has_norm { shape.norm_width } else { value_dim };
         let norm = if has_norm { delta.norm } else { DevicePtr::null() };
         let grid = ((shape.value_width() / width) as u32, rows as u32, 1);
-        let kernel = self.kernel(shape.module(), "mamba2_norm")?;
+        let kernel = self.kernel(shape.module(), "norm_groups")?;
         Launch::new(kernel, grid, threads)
             .products(rows, [delta.z])
             .int(value_heads / key_heads * value_dim)
             .int(width)
             .optional(norm, shape.norm_weights())
             .float(delta.epsilon)
+            .int(usize::from(rule == DeltaRule::Lightning))
             .ptr(delta.out, rows * shape.value_width())
             .run(self)
     }
@@ -331,30 +353,33 @@ impl Gpu {
         let DeltaShape { rule, key_heads, value_heads, key_dim, value_dim, .. } = *shape;
         let (channels, rows) = (shape.channels(), runs.rows);
         let decays = value_heads * shape.decay_width();
-        let keys = if rule == DeltaRule::Mamba2 { 0 } else { 2 * key_heads };
+        let keys = if rule.adds() { 0 } else { 2 * key_heads };
         let warps = SCAN_THREADS / 32;
-        let grid = ((keys + decays.div_ceil(32)).div_ceil(warps) as u32, rows as u32, 1);
-        let kernel = self.kernel(shape.module(), shape.entry("prepare"))?;
         let of_warps = (SCAN_THREADS as u32, 1, 1);
-        Launch::new(kernel, grid, of_warps)
-            .ptr(delta.mixed, rows * channels)
-            .int(key_heads)
-            .int(key_dim)
-            .int(value_heads)
-            .int(value_dim)
-            .products(rows, [delta.b, delta.a])
-            .ptr(delta.decay, value_heads)
-            .ptr(delta.step, decays)
-            .float(shape.decay_bound)
-            .float(shape.share_scale)
-            .run(self)?;
+        // Lightning attention has nothing to prepare.
+        if rule != DeltaRule::Lightning {
+            let grid = ((keys + decays.div_ceil(32)).div_ceil(warps) as u32, rows as u32, 1);
+            let kernel = self.kernel(shape.module(), shape.entry("prepare"))?;
+            Launch::new(kernel, grid, of_warps)
+                .ptr(delta.mixed, rows * channels)
+                .int(key_heads)
+                .int(key_dim)
+                .int(value_heads)
+                .int(value_dim)
+                .products(rows, [delta.b, delta.a])
+                .ptr(delta.decay, value_heads)
+                .ptr(delta.step, decays)
+                .float(shape.decay_bound)
+                .float(shape.share_scale)
+                .run(self)?;
+        }
         // Blocks have whole warps, and all of a head's blocks as many rows.
         let of_head = shape.threads();
         let fits = |threads: &usize| of_head.is_multiple_of(*threads);
         let threads = (32..=SCAN_THREADS).rev().step_by(32).find(fits).expect("32 threads fit");
         let grid = [(value_heads * of_head / threads) as u32, runs.count as u32];
         self.delta_steps(delta, runs, grid, threads, "scan")?.int(value_heads).run(self)?;
-        if rule == DeltaRule::Mamba2 {
+        if rule.adds() {
             return Ok(());
         }
         let grid = (value_heads.div_ceil(warps) as u32, rows as u32, 1);
@@ -392,7 +417,7 @@ impl Gpu {
             .int(usize::from(shape.sigmoid_gate))
             .products(rows, [delta.z, delta.b, delta.a])
             .ptr(delta.decay, shape.value_heads)
-            .ptr(delta.step, shape.value_heads * shape.decay_width())
+            .ptr(delta.step, shape.steps())
             .optional(delta.skip, shape.value_heads)
             .ptr(delta.norm, shape.norm_weights())
             .float(delta.epsilon)

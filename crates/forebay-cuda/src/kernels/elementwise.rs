@@ -136,6 +136,29 @@ impl Gpu {
             .run(self)
     }
 
+    /// Writes `count` values of `y`, times `factor`, to `x`.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics if a buffer is too small.
+    pub fn copy_scaled(
+        &self,
+        x: DevicePtr<f32>,
+        y: DevicePtr<f32>,
+        count: usize,
+        factor: f32,
+    ) -> Result<(), CudaError> {
+        let grid = (blocks(count), 1, 1);
+        Launch::new(self.kernel("elementwise", "copy_scaled")?, grid, (THREADS as u32, 1, 1))
+            .ptr(x, count)
+            .ptr(y, count)
+            .u64(count as u64)
+            .float(factor)
+            .run(self)
+    }
+
     /// Copies `words` of pinned memory to the device by a kernel. Unlike [`Gpu::queue_upload`], it does not wait for
     /// copies of other streams, which the copy engine processes one after the other.
     ///

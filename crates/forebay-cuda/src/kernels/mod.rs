@@ -37,8 +37,8 @@ mod top_k;
 mod weights;
 
 pub use attention::{
-    Attention, AttentionScratch, AttentionScratchSize, AttentionSplits, RelativeBiases,
-    converts_outputs, prompt_tiles_max, takes_inputs,
+    ATTENTION_DIM_MAX, Attention, AttentionScratch, AttentionScratchSize, AttentionSplits,
+    RelativeBiases, converts_outputs, prompt_tiles_max, takes_inputs,
 };
 pub use attention_inputs::{AttentionInputs, HeadInput, Rotation};
 pub use bank::BankRows;

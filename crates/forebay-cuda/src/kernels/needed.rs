@@ -66,7 +66,7 @@ mod tests {
         let all = TensorType::all().iter().copied().filter(|&ty| crate::supports_weights(ty));
         let types: Vec<TensorType> = all.collect();
         for element in [KvElement::F16, KvElement::F32, KvElement::Q8_0, KvElement::Q4_0] {
-            for dim in [64, 80, 96, 128, 256, 576] {
+            for dim in [64, 80, 96, 128, 256, 576, 1088] {
                 let kv = KvLayerShape::new(element, 2, (dim, dim), 9);
                 for exact in [false, true] {
                     let (embedding, router) = (TensorType::Q4_K, Some((TensorType::F32, 200)));

@@ -110,6 +110,8 @@ pub const HUGGING_FACE: &[&str] = &[
     "hunyuan_vl",
     "solar_open",
     "phimoe",
+    "dots3_note",
+    "minimax",
     "cohere",
     "cohere2",
     "starcoder2",
@@ -210,6 +212,8 @@ pub const GGUF: &[&str] = &[
     "hunyuan_vl",
     "plm",
     "minicpm3",
+    "dots3note",
+    "minimax_01",
     "spark2_5",
     "plamo3",
     "gemma",
@@ -255,6 +259,8 @@ pub const RECURRENT: &[&str] = &[
     "jamba",
     "kimi_k3",
     "olmo_hybrid",
+    "minimax",
+    "minimax_01",
 ];
 
 /// Returns the context with which a fixture's short prompt and its continuation must be computed, if it matters. Phi-3 rotates
@@ -274,6 +280,7 @@ pub const INDEXED: &[&str] = &[
     "qwen4_exp_k",
     "glm5_next",
     "hy_v4",
+    "dots3_note",
 ];
 
 /// Returns the beginning of the names of a folder's reference logits. Those of Hy4 are of pairs that rotate, unless its

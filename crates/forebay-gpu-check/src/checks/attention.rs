@@ -58,7 +58,7 @@ pub fn checks() -> Vec<Check> {
             checks.push(check("prompt", name, element, (k, v), &PROMPT, prompt));
         }
     }
-    for (k, v) in [(128, 128), (64, 64), (33, 17), (20, 12), (200, 200), (576, 512)] {
+    for (k, v) in [(128, 128), (64, 64), (33, 17), (20, 12), (200, 200), (576, 512), (1088, 1024)] {
         checks.push(check("general", "f32", KvElement::F32, (k, v), &GENERAL, EXACT));
     }
     for (element, name) in FAST {

@@ -170,7 +170,7 @@ impl Case {
         AttentionInputs {
             q: input(q, optional(self.norm, &numbers.norms, 0)),
             k: input(k, optional(self.norm, &numbers.norms, dim_k)),
-            key_norm_dim: dim_k,
+            key_norm_dims: [dim_k, 0],
             v: input(v, DevicePtr::null()),
             heads,
             norm_epsilon: EPSILON,

@@ -53,6 +53,8 @@ struct Case {
     dim_v: usize,
     /// True if the first `dim_v` elements of keys are also the values. They are normed; queries are not.
     latent: bool,
+    /// True if the other elements of such keys are normed, too.
+    rest_normed: bool,
     rotary_dim: usize,
     rotary_from: usize,
     layout: RopeLayout,
@@ -69,6 +71,7 @@ fn all(context: &Context, element: KvElement) -> Result<Outcome> {
         dim_k: 128,
         dim_v: 128,
         latent: false,
+        rest_normed: false,
         rotary_dim: 128,
         rotary_from: 0,
         layout: RopeLayout::Neox,
@@ -96,6 +99,8 @@ fn all(context: &Context, element: KvElement) -> Result<Outcome> {
         Case { heads: 3, kv_heads: 1, dim_k: 576, dim_v: 512, rotary_dim: 64, ..neox },
         latent,
         Case { heads: 4, dim_k: 40, dim_v: 32, rotary_dim: 8, rotary_from: 32, ..latent },
+        Case { rest_normed: true, ..latent },
+        Case { rest_normed: true, dim_k: 1088, dim_v: 1024, rotary_from: 1024, ..latent },
         Case { dim_k: 80, dim_v: 64, rotary_dim: 32, rotary_from: 48, ..neox },
         Case { dim_k: 64, dim_v: 64, rotary_dim: 0, norm: false, ..neox },
         Case { norms_last: true, ..neox },
@@ -143,19 +148,22 @@ impl Projection {
         Projection { projected, bias, norm, expected }
     }
 
-    /// Norms the first `norm_dim` elements of each head of the expected result, and rotates it.
+    /// Norms the first elements of each head of the expected result and those behind them, as many as `norm_dims` says, and rotates
+    /// it.
     fn finish(
         &mut self,
         context: &Context,
-        (norm_dim, norms_last): (usize, bool),
+        (norm_dims, norms_last): ([usize; 2], bool),
         rope: Option<&RopeTable>,
         first: usize,
     ) {
         let dim = self.norm.len();
-        let norm = &self.norm[..norm_dim];
+        let (first_norm, rest_norm) = self.norm[..norm_dims.iter().sum()].split_at(norm_dims[0]);
         let normed = |heads: &mut [f32]| {
-            if norm_dim > 0 {
-                context.cpu.rms_norm_columns(heads, dim, 0, norm, EPSILON);
+            for (first, norm) in [(0, first_norm), (norm_dims[0], rest_norm)] {
+                if !norm.is_empty() {
+                    context.cpu.rms_norm_columns(heads, dim, first, norm, EPSILON);
+                }
             }
         };
         if !norms_last {
@@ -202,11 +210,15 @@ fn one(
     let mut q = Projection::new(context, case, heads, dim_k, tokens);
     let mut k = Projection::new(context, case, kv_heads, dim_k, tokens);
     let mut v = Projection::new(context, case, kv_heads, dim_v, tokens);
-    let if_normed = |dim: usize| if case.norm { dim } else { 0 };
-    let of_q = if case.latent { 0 } else { if_normed(dim_k) };
+    let if_normed = |dims: [usize; 2]| if case.norm { dims } else { [0; 2] };
+    let of_q = if case.latent { [0; 2] } else { if_normed([dim_k, 0]) };
     q.finish(context, (of_q, case.norms_last), table.as_ref(), first);
-    let key_norm_dim = if case.latent { dim_v } else { dim_k };
-    k.finish(context, (if_normed(key_norm_dim), case.norms_last), table.as_ref(), first);
+    let key_norm_dims = match (case.latent, case.rest_normed) {
+        (true, true) => [dim_v, dim_k - dim_v],
+        (true, false) => [dim_v, 0],
+        (false, _) => [dim_k, 0],
+    };
+    k.finish(context, (if_normed(key_norm_dims), case.norms_last), table.as_ref(), first);
 
     let mixed = mixed(element, (dim_k, dim_v));
     for of in [&mut q, &mut k, &mut v] {
@@ -240,7 +252,7 @@ fn one(
     let inputs = AttentionInputs {
         q: input(&q, case.norm && !case.latent)?,
         k: input(&k, case.norm)?,
-        key_norm_dim,
+        key_norm_dims,
         v: if case.latent { HeadInput::none() } else { input(&v, false)? },
         heads,
         norm_epsilon: EPSILON,
@@ -401,6 +413,7 @@ fn measure(context: &Context, tokens: usize) -> Result<Measured> {
         dim_k: dim,
         dim_v: dim,
         latent: false,
+        rest_normed: false,
         rotary_dim: dim,
         rotary_from: 0,
         layout: RopeLayout::Neox,
@@ -423,7 +436,7 @@ fn measure(context: &Context, tokens: usize) -> Result<Measured> {
     let inputs = AttentionInputs {
         q: input(q.ptr()),
         k: input(k.ptr()),
-        key_norm_dim: dim,
+        key_norm_dims: [dim, 0],
         v: HeadInput::plain(v.ptr()),
         heads,
         norm_epsilon: EPSILON,

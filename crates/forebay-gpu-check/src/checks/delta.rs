@@ -53,6 +53,13 @@ fn over_layers(
         norm_width: heads / groups * value_dim,
         ..shape(groups, heads, key_dim, value_dim, false)
     };
+    let lightning = |heads: usize, dim: usize| DeltaShape {
+        rule: DeltaRule::Lightning,
+        convolution: 1,
+        norm_width: heads * dim,
+        sigmoid_gate: true,
+        ..shape(heads, heads, dim, dim, false)
+    };
     let layers = [
         Layer::separate(shape(2, 4, 16, 16, false)),
         Layer::separate(shape(2, 6, 64, 32, true)),
@@ -69,6 +76,9 @@ fn over_layers(
         Layer::together(DeltaShape { norm_width: 96, ..mamba(1, 6, 64, 32) }),
         Layer::together(mamba(2, 2, 256, 8)),
         Layer::together(DeltaShape { norm_width: 0, ..mamba(2, 4, 64, 32) }),
+        Layer::by_key_head(lightning(3, 32)),
+        Layer::by_key_head(lightning(5, 128)),
+        Layer::apart(lightning(2, 64)),
         Layer::selective(136, 16, 4),
         Layer::selective(24, 8, 2),
         Layer::selective(40, 72, 3),
@@ -234,6 +244,7 @@ impl Layer {
         // Every value of Mamba has rates, a step and a factor of its own.
         let [rates, steps, skips] = match shape.rule {
             DeltaRule::Mamba => [shape.value_dim * shape.key_dim, shape.value_dim, shape.value_dim],
+            DeltaRule::Lightning => [shape.value_heads, 0, shape.value_heads],
             _ => [shape.value_heads, shape.value_heads * shape.decay_width(), shape.value_heads],
         };
         Layer {
@@ -242,7 +253,7 @@ impl Layer {
             widths,
             convolution: random.gaussians(shape.convolution * shape.channels()),
             decay: random.gaussians(rates).iter().map(|x| -0.05 - x.abs()).collect(),
-            step: random.gaussians(steps),
+            step: random.gaussians(steps.max(1)),
             norm: random.gaussians(shape.norm_weights().max(1)),
             extra: matches!(shape.rule, DeltaRule::Mamba | DeltaRule::Mamba2)
                 .then(|| [random.gaussians(shape.channels()), random.gaussians(skips)]),
@@ -346,6 +357,7 @@ impl Layer {
                 DeltaRule::KimiDelta => CpuRule::KimiDelta,
                 DeltaRule::Mamba2 => CpuRule::Mamba2,
                 DeltaRule::Mamba => CpuRule::Mamba,
+                DeltaRule::Lightning => CpuRule::Lightning,
                 DeltaRule::ShortConvolution => CpuRule::ShortConvolution,
             },
             key_heads: of.key_heads,
@@ -375,7 +387,7 @@ impl Layer {
             convolution_bias: extra.map(|[bias, _]| &bias[..]),
             skip: extra.map(|[_, skip]| &skip[..]),
             decay: &self.decay,
-            step: &self.step,
+            step: if of.rule == DeltaRule::Lightning { &[] } else { &self.step },
             norm: &self.norm[..self.shape.norm_weights()],
             epsilon: EPSILON,
         };

@@ -51,6 +51,9 @@ fn factors(context: &Context) -> Result<Outcome> {
         context.gpu.add_scaled(device.ptr(), added.ptr(), count, 0.707)?;
         x.iter_mut().zip(&y).for_each(|(x, y)| *x += 0.707 * y);
         outcome = outcome.worse(Outcome::same(&context.gpu.download(device.ptr(), count)?, &x));
+        context.gpu.copy_scaled(device.ptr(), added.ptr(), count, 1.7)?;
+        let x: Vec<f32> = y.iter().map(|y| 1.7 * y).collect();
+        outcome = outcome.worse(Outcome::same(&context.gpu.download(device.ptr(), count)?, &x));
     }
     Ok(outcome)
 }

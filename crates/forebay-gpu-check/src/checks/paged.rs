@@ -181,7 +181,7 @@ impl PagedCache {
             let inputs = AttentionInputs {
                 q: HeadInput::none(),
                 k: HeadInput::plain(keys.offset(at * dim_k)),
-                key_norm_dim: dim_k,
+                key_norm_dims: [dim_k, 0],
                 v: match self.shape.values_in_keys {
                     true => HeadInput::none(),
                     false => HeadInput::plain(values.offset(at * dim_v)),

@@ -49,6 +49,9 @@ pub struct Architecture {
     /// Factor for the output of every attention, recurrence and feed-forward before it is added to the residual stream (Granite).
     /// The stream is kept divided by it: then outputs are added as they are, and norms need another epsilon only.
     pub residual_scale: f32,
+    /// Factor of the normed rows to which the outputs of attention, recurrence and feed-forward are added, if these rows take the place
+    /// of the residual stream (MiniMax-01). Without it, outputs are added to the rows as they are before the norm.
+    pub normed_residual: Option<f32>,
     /// Temperature of the gates by which every block mixes the residual stream with its output, if it does not add them (Muse
     /// Spark).
     pub residual_gates: Option<f32>,
@@ -207,6 +210,11 @@ pub struct Latent {
     pub rotary: usize,
     /// Number of elements of a head's value.
     pub value: usize,
+    /// True if the part of the key that rotates is normed before it rotates (Dots 3).
+    pub key_norm: bool,
+    /// True if compressed queries and latent vectors are multiplied by the root of the hidden size over their length behind their norms.
+    /// GGUF files have these factors in the weights of the norms.
+    pub rescaled: bool,
 }
 
 /// Gates by which attention's output is multiplied before the output projection.

@@ -11,6 +11,12 @@ use crate::ModelError;
 /// Objects with the parameters of a rotation. Every key in them describes computation.
 pub(super) const ROTATIONS: [&str; 2] = ["rope_scaling", "rope_parameters"];
 
+/// Kinds of layers without a window and with one, in lists of kinds and in parameters of rotations.
+pub(super) const FULL: &str = "full_attention";
+pub(super) const WINDOWED: &str = "sliding_attention";
+/// Kind of layers whose indexer chooses keys.
+pub(super) const INDEXED: &str = "indexed_attention";
+
 /// An object of a configuration. It records the keys that are asked for.
 pub(super) struct Config<'a> {
     json: &'a Value,

@@ -50,6 +50,8 @@ pub type OwnNames = &'static [(&'static str, &'static str, &'static str)];
 pub struct Attention {
     /// True for multi-head latent attention.
     pub latent: bool,
+    /// True if the part of latent attention's keys that rotates is normed.
+    pub normed_rotary: bool,
     /// True if attention sees a window and compressed entries. All layers have experts then.
     pub compressed: bool,
     /// The rule of indexers, if the family chooses keys with them.
@@ -213,6 +215,8 @@ pub struct Layers {
     pub streams: Option<StreamForm>,
     /// True if gates mix the residual stream with the outputs of blocks.
     pub gated_residuals: bool,
+    /// True if outputs of blocks are added to their normed inputs, times a factor ([`super::Architecture::normed_residual`]).
+    pub normed_residual: bool,
     /// True if short convolutions are added to keys, values and the outputs of blocks.
     pub convolutions: bool,
     /// True if the output of every feed-forward is multiplied by a number of its own.
@@ -256,6 +260,8 @@ pub enum Factors {
     OfGrok,
     /// A factor of logits, and no others (Cohere).
     OfLogits,
+    /// The factor of the normed inputs to which outputs of blocks are added (MiniMax-01).
+    OfNormedResidual,
 }
 
 /// Layers with a sliding window, if the metadata does not name them.
@@ -344,6 +350,7 @@ impl Files {
 impl Attention {
     pub(super) const BASE: Attention = Attention {
         latent: false,
+        normed_rotary: false,
         compressed: false,
         indexer: None,
         shares_choices: false,
@@ -445,6 +452,7 @@ impl Layers {
         parallel_by_key: false,
         streams: None,
         gated_residuals: false,
+        normed_residual: false,
         convolutions: false,
         feed_forward_scales: false,
         scales: false,

@@ -47,6 +47,8 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
     let logit_softcap = keys.optional_float("final_logit_softcapping")?;
     let logit_softcap = logit_softcap.or(family.ends.logit_softcap);
     let [embedding_scale, residual_scale, logit_scale] = factors(&keys, family)?;
+    let normed_residual = Some(residual_scale).filter(|_| family.layers.normed_residual);
+    let residual_scale = if normed_residual.is_some() { 1.0 } else { residual_scale };
     let ngrams = ngrams::of_gguf(&keys)?;
     let (norm_form, norm_epsilon) = norms::of_gguf(&keys, family)?;
     let gating = gating(&keys, family)?;
@@ -83,6 +85,7 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
             .transpose()?,
         ngrams,
         residual_scale,
+        normed_residual,
         residual_gates: None,
         convolutions: None,
         feed_forward_scales: false,
@@ -132,6 +135,7 @@ fn factors(keys: &Keys<'_>, family: &Family) -> Result<[f32; 3], ModelError> {
         Factors::AllOfGranite | Factors::OfMiniCpm => (&names[..], &names[..0]),
         Factors::OfGrok => (&["embedding_scale", "logit_scale"][..], &names[1..2]),
         Factors::OfLogits => (&names[2..], &names[..2]),
+        Factors::OfNormedResidual => (&names[1..2], &["embedding_scale", "logit_scale"][..]),
     };
     for key in other {
         keys.only(key, &[0.0, 1.0], "forebay knows 1 for this family")?;
@@ -207,8 +211,8 @@ fn attention_and_ropes(
     let attentions: Vec<Attention> =
         attentions.into_iter().map(|attention| Attention { qk_norm, ..attention }).collect();
     let ropes = used(ropes(keys, family, layers, &attentions, catalog)?, layers);
-    let indexer = indexer(keys, family)?;
-    let choices = choices(catalog, keys, family, layers.len())?;
+    let indexer = indexer(keys, family, layers)?;
+    let choices = choices(catalog, keys, family, layers)?;
     Ok(with_indexer(attentions, ropes, indexer, layers, (&choices, family)))
 }
 
@@ -294,7 +298,7 @@ fn attention(
     };
     match family.attention.latent {
         false => Ok(grouped),
-        true => latent(catalog, keys, family, layer, heads),
+        true => latent(catalog, keys, family, (layer, is_windowed), heads),
     }
 }
 
@@ -308,12 +312,18 @@ fn said_scale(keys: &Keys<'_>) -> Result<Option<f32>, ModelError> {
     keys.said_float(OUTPUT_SCALE)
 }
 
+/// Returns the key that gives a length of layers with a window, or of others. Files have keys for windows only if they differ.
+fn of_kind(keys: &Keys<'_>, key: &str, is_windowed: bool) -> String {
+    let own = format!("{key}_swa");
+    if is_windowed && keys.get(&own).is_some() { own } else { key.to_owned() }
+}
+
 /// Returns the shape of latent attention of a layer.
 fn latent(
     catalog: &Catalog,
     keys: &Keys<'_>,
     family: &Family,
-    layer: usize,
+    (layer, is_windowed): (usize, bool),
     heads: usize,
 ) -> Result<Attention, ModelError> {
     for (key, neutral) in
@@ -330,28 +340,34 @@ fn latent(
     }
     // Files say both the lengths of a head and those in latent space.
     keys.note(&["attention.key_length_mla", "attention.value_length_mla"]);
-    let [key_length, value_length] = match one_tensor {
-        true => ["attention.key_length", "attention.value_length"],
-        false => ["attention.key_length_mla", "attention.value_length_mla"],
-    };
+    keys.note(&["attention.key_length_swa", "attention.value_length_swa"]);
+    let [key_length, value_length, rank] = match one_tensor {
+        true => ["attention.key_length", "attention.value_length", "attention.kv_lora_rank"],
+        false => {
+            ["attention.key_length_mla", "attention.value_length_mla", "attention.kv_lora_rank"]
+        }
+    }
+    .map(|key| of_kind(keys, key, is_windowed));
     let rotary = keys.count("rope.dimension_count")?;
-    let length = keys.count(key_length)?;
+    let length = keys.count(&key_length)?;
     let plain = length.checked_sub(rotary).ok_or_else(|| ModelError::BadValue {
-        key: keys.path(key_length),
+        key: keys.path(&key_length),
         value: length.to_string(),
         expected: format!("{rotary} elements of it rotate"),
     })?;
     let latent = Latent {
         query_rank: keys.optional_count("attention.q_lora_rank")?.filter(|rank| *rank > 0),
-        rank: keys.count("attention.kv_lora_rank")?,
+        rank: keys.count(&rank)?,
         plain,
         rotary,
-        value: match keys.optional_count(value_length)? {
+        value: match keys.optional_count(&value_length)? {
             Some(length) => length,
             // The converter of MiniCPM 3 writes none.
             None if one_tensor => keys.count("embedding_length")?.checked_div(heads).unwrap_or(0),
-            None => return Err(keys.missing(value_length)),
+            None => return Err(keys.missing(&value_length)),
         },
+        key_norm: family.attention.normed_rotary,
+        rescaled: false,
     };
     let magnitude = latent_magnitude(keys, scaling(keys, family, catalog)?)?;
     let output_gate = output_gate(catalog, family, layer, heads);

@@ -3,6 +3,7 @@
 use forebay_compute::RopeLayout;
 use forebay_format::{Array, Catalog};
 
+use super::architecture::Layer;
 use super::check::check;
 use super::family::{Family, Indexers};
 use super::gguf_keys::Keys;
@@ -17,6 +18,7 @@ const RATIOS: &str = "attention.compress_ratios";
 pub(super) fn indexer(
     keys: &Keys<'_>,
     family: &Family,
+    layers: &[Layer],
 ) -> Result<Option<IndexerShape>, ModelError> {
     let Some(of) = family.attention.indexer else { return Ok(None) };
     let top_k = keys.count("attention.indexer.top_k")?;
@@ -24,7 +26,7 @@ pub(super) fn indexer(
     let own = family.rotation.gguf;
     let (top_k, layout, rule) = match of {
         Indexers::Keys(layout) => {
-            expect_in_all_layers(keys, family)?;
+            expect_in_all_layers(keys, family, layers)?;
             (top_k, layout, IndexerRule::Keys)
         }
         Indexers::Blocks => {
@@ -35,7 +37,7 @@ pub(super) fn indexer(
             (top_k, RopeLayout::Neox, IndexerRule::Blocks { length, before: local - 1 })
         }
         Indexers::GatedPools => {
-            expect_in_all_layers(keys, family)?;
+            expect_in_all_layers(keys, family, layers)?;
             let key = "attention.indexer.kpool_select_tail";
             if keys.flag(key)? == Some(false) {
                 return Err(keys.wrong(key, false, "forebay knows true"));
@@ -70,7 +72,7 @@ pub(super) fn choices(
     catalog: &Catalog,
     keys: &Keys<'_>,
     family: &Family,
-    count: usize,
+    layers: &[Layer],
 ) -> Result<Vec<Choice>, ModelError> {
     let types = match family.attention.shares_choices {
         true => types(keys)?,
@@ -78,6 +80,8 @@ pub(super) fn choices(
     };
     let of = |layer: usize| match family.attention.indexer {
         None => Ok(Choice::All),
+        // Layers with a window see all of it.
+        Some(Indexers::Keys(_)) if layers[layer].window.is_some() => Ok(Choice::All),
         Some(Indexers::Keys(_) | Indexers::GatedPools) => match types.as_deref() {
             None => Ok(Choice::Own),
             Some(types) => match types.get(layer) {
@@ -98,7 +102,7 @@ pub(super) fn choices(
             Ok(Choice::of(ratio.is_some_and(|ratio| ratio > 0)))
         }
     };
-    (0..count).map(of).collect()
+    (0..layers.len()).map(of).collect()
 }
 
 /// Returns for each layer if it has an indexer of its own, if the file says so.
@@ -112,12 +116,21 @@ fn types(keys: &Keys<'_>) -> Result<Option<Vec<bool>>, ModelError> {
     }
 }
 
-/// Checks that every layer has an indexer of its own.
-fn expect_in_all_layers(keys: &Keys<'_>, family: &Family) -> Result<(), ModelError> {
+/// Checks that every layer without a window has an indexer of its own, and that the others have none.
+fn expect_in_all_layers(
+    keys: &Keys<'_>,
+    family: &Family,
+    layers: &[Layer],
+) -> Result<(), ModelError> {
     let types = if family.attention.shares_choices { None } else { types(keys)? };
-    if types.is_none_or(|types| !types.contains(&false)) {
+    let Some(types) = types else { return Ok(()) };
+    let mut own = layers.iter().zip(types).enumerate();
+    let Some((index, (layer, has))) = own.find(|(_, (of, has))| *has == of.window.is_some()) else {
         return Ok(());
-    }
-    let expected = "forebay knows models in which every layer has an indexer";
-    Err(keys.wrong(TYPES, "not the same in all layers", expected))
+    };
+    let expected = match layer.window {
+        None => format!("forebay knows models in which layers such as {index} have an indexer"),
+        Some(_) => format!("layer {index} has a window, and forebay knows indexers without one"),
+    };
+    Err(keys.wrong(TYPES, has, &expected))
 }

@@ -56,7 +56,7 @@ pub(super) fn layers(
     let with_keys =
         count - keys.optional_count("attention.shared_kv_layers")?.unwrap_or(0).min(count);
     let recurrent = match family.recurrence.rule {
-        Some(_) if !family.recurrence.beside_attention => recurrent_layers(keys, count)?,
+        Some(rule) if !family.recurrence.beside_attention => recurrent_layers(keys, rule, count)?,
         _ => vec![false; count],
     };
     (0..count)

@@ -8,7 +8,11 @@ use super::recurrent::{Recurrent, RecurrentFactors, StateRule};
 use crate::ModelError;
 
 /// Returns for each layer if it is recurrent. Layers without key/value heads are, if the file counts heads by layer.
-pub(super) fn recurrent_layers(keys: &Keys<'_>, count: usize) -> Result<Vec<bool>, ModelError> {
+pub(super) fn recurrent_layers(
+    keys: &Keys<'_>,
+    rule: StateRule,
+    count: usize,
+) -> Result<Vec<bool>, ModelError> {
     keys.note(&["full_attention_interval"]);
     let key = "attention.recurrent_layers";
     let bad = |key: &str, value: String| {
@@ -33,7 +37,8 @@ pub(super) fn recurrent_layers(keys: &Keys<'_>, count: usize) -> Result<Vec<bool
             return Ok(heads.iter().map(|heads| *heads == 0).collect());
         }
     }
-    let period = keys.optional_count("full_attention_interval")?.unwrap_or(4).max(1);
+    let usual = if rule == StateRule::Lightning { 8 } else { 4 };
+    let period = keys.optional_count("full_attention_interval")?.unwrap_or(usual).max(1);
     Ok((0..count).map(|index| !(index + 1).is_multiple_of(period)).collect())
 }
 
@@ -86,6 +91,10 @@ pub(super) fn recurrent(
             keys.count("ssm.time_step_rank")?,
             keys.count("ssm.conv_kernel")?,
         )),
+        StateRule::Lightning => {
+            let heads = keys.count("attention.head_count")?;
+            Ok(Recurrent::lightning(heads, keys.count("attention.key_length")?, None))
+        }
         StateRule::KimiDelta => {
             let (heads, dim) = (keys.count("attention.head_count")?, keys.count("kda.head_dim")?);
             let bound = keys.said_float("kda.gate_lower_bound")?;

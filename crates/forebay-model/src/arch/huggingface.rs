@@ -155,6 +155,10 @@ fn of_language_model(
         embedding_norm: family.ends.embedding_norm,
         residual_scale,
         feed_forward_input_scale: multipliers.feed_forward_input(),
+        normed_residual: match family.layers.normed_residual {
+            true => Some(normed_residual(config)?),
+            false => None,
+        },
         residual_gates: match family.layers.gated_residuals {
             true => config.float_or("residual_gate_temperature", Some(0.3))?,
             false => None,
@@ -221,6 +225,29 @@ fn factors(config: &Config<'_>, family: &Family) -> Result<[f32; 3], ModelError>
         or_neutral("scale_depth", 1.4, root.into())? / root,
         hidden as f32 / or_neutral("dim_model_base", 256.0, hidden)?,
     ])
+}
+
+/// Returns the factor of the normed rows to which blocks add their outputs. Configurations give one for each kind of blocks, in the
+/// published form or in that of transformers 5, and a factor of the outputs.
+fn normed_residual(config: &Config<'_>) -> Result<f32, ModelError> {
+    // Models with shared experts are refused.
+    config.note(&["shared_moe_mode"]);
+    let mut found = None;
+    for (published, own) in
+        [("full_attention", "full_attn"), ("linear_attention", "linear_attn"), ("mlp", "mlp")]
+    {
+        let factor = |what: &str| {
+            let keys = [format!("layernorm_{published}_{what}"), format!("{own}_{what}_factor")];
+            let said = config.first_float(&keys.each_ref().map(String::as_str))?;
+            Ok::<_, ModelError>((keys, said.unwrap_or(1.0)))
+        };
+        let ([key, _], beta) = factor("beta")?;
+        check(&key, beta, beta == 1.0, "forebay knows 1")?;
+        let ([key, _], alpha) = factor("alpha")?;
+        let expected = "forebay knows the same factor for all kinds of blocks";
+        check(&key, alpha, *found.get_or_insert(alpha) == alpha, expected)?;
+    }
+    Ok(found.unwrap_or(1.0) as f32)
 }
 
 /// Returns the embeddings of tokens for each layer, if there are any.

@@ -7,11 +7,11 @@ use super::architecture::{
     Attention, AttentionBias, Latent, Naming, OutputGate, QkNorm, Rope, Values,
 };
 use super::check::check;
-use super::config::{Config, short};
+use super::config::{Config, FULL, WINDOWED, short};
 use super::family::Family;
 use super::huggingface_rotation::{note_no_rotation, rotates, rotation, rotations};
 use super::huggingface_variants::CLAMP;
-use super::huggingface_windows::{WINDOWED, window};
+use super::huggingface_windows::window;
 use super::names::Names;
 use super::rope_parameters::Parameters;
 use super::shapes::RelativeBias;
@@ -98,13 +98,13 @@ pub(super) fn attention(
 /// Returns the gate of attention's output. Configurations of Laguna and Ling say if it is one for each head.
 fn output_gate(config: &Config<'_>, family: &Family) -> Result<OutputGate, ModelError> {
     let usual = family.attention.output_gate;
-    let keys = ["gating", "gated_attention_proj_granularity_type"];
+    let keys = ["gating", "gated_attention_proj_granularity_type", "attention_gate_type"];
     config.note(&keys);
     let Some(key) = keys.into_iter().find(|key| config.set(key).is_some()) else {
         return Ok(usual);
     };
     match (usual, config.text(key)?.unwrap_or("")) {
-        (OutputGate::ByHead(_), "per-head" | "head_wise") => Ok(usual),
+        (OutputGate::ByHead(_), "per-head" | "head_wise" | "headwise") => Ok(usual),
         (OutputGate::ByHead(function), "per-element" | "element_wise") => {
             Ok(OutputGate::ByElement(function))
         }
@@ -161,20 +161,65 @@ fn heads_of_windows(
     Ok([None, other.optional_count("num_attention_heads")?])
 }
 
-/// Returns the shape of multi-head latent attention, and its rotation.
+/// Lengths of the layers with a window, or of the others. Configurations give those of windows under keys of their own, or layer
+/// by layer (transformers 5).
+struct Lengths<'c, 'a> {
+    config: &'c Config<'a>,
+    of_windows: Option<Option<Config<'a>>>,
+}
+
+impl Lengths<'_, '_> {
+    fn optional_count(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        let Some(by_layer) = &self.of_windows else { return self.config.optional_count(key) };
+        let said = self.config.optional_count(&format!("swa_{key}"))?;
+        let by_layer = by_layer.as_ref().map_or(Ok(None), |own| own.optional_count(key))?;
+        said.or(by_layer).map_or_else(|| self.config.optional_count(key), |own| Ok(Some(own)))
+    }
+
+    fn count(&self, key: &str) -> Result<usize, ModelError> {
+        self.optional_count(key)?.ok_or_else(|| self.config.missing(key))
+    }
+
+    /// Returns the shape of latent attention, and its number of heads.
+    fn latent(&self, family: &Family) -> Result<(Latent, usize), ModelError> {
+        let heads = self.count("num_attention_heads")?;
+        let latent = Latent {
+            query_rank: self.optional_count("q_lora_rank")?,
+            rank: self.count("kv_lora_rank")?,
+            plain: self.count("qk_nope_head_dim")?,
+            rotary: self.count("qk_rope_head_dim")?,
+            value: match self.optional_count("v_head_dim")? {
+                Some(value) => value,
+                // MiniCPM 3 says it only if it differs.
+                None => self.config.count("hidden_size")?.checked_div(heads).unwrap_or(0),
+            },
+            key_norm: family.attention.normed_rotary,
+            rescaled: match family.attention.normed_rotary {
+                true => self.config.flag("apply_mla_qkv_lora_rescale")?.unwrap_or(true),
+                false => false,
+            },
+        };
+        Ok((latent, heads))
+    }
+}
+
+/// Returns the lengths of the layers with a window, if there are such.
+fn lengths_of_windows<'c, 'a>(
+    config: &'c Config<'a>,
+    family: &Family,
+) -> Result<Option<Lengths<'c, 'a>>, ModelError> {
+    for layer in 0..config.count("num_hidden_layers")? {
+        if window(config, family, layer)?.is_some() {
+            let of_windows = Some(of_layers(config, family, true)?);
+            return Ok(Some(Lengths { config, of_windows }));
+        }
+    }
+    Ok(None)
+}
+
+/// Returns the shapes of multi-head latent attention, and their rotations.
 fn latent(config: &Config<'_>, family: &Family) -> Result<(Vec<Attention>, Vec<Rope>), ModelError> {
-    let heads = config.count("num_attention_heads")?;
-    let latent = Latent {
-        query_rank: config.optional_count("q_lora_rank")?,
-        rank: config.count("kv_lora_rank")?,
-        plain: config.count("qk_nope_head_dim")?,
-        rotary: config.count("qk_rope_head_dim")?,
-        value: match config.optional_count("v_head_dim")? {
-            Some(value) => value,
-            // MiniCPM 3 says it only if it differs.
-            None => config.count("hidden_size")?.checked_div(heads).unwrap_or(0),
-        },
-    };
+    let (latent, heads) = Lengths { config, of_windows: None }.latent(family)?;
     // The lengths of heads follow from those of their parts, and the latent vector serves all heads.
     config.note(&["head_dim", "num_key_value_heads", "partial_rotary_factor"]);
     for key in ["attention_bias", "qkv_bias"] {
@@ -200,7 +245,12 @@ fn latent(config: &Config<'_>, family: &Family) -> Result<(Vec<Attention>, Vec<R
         let attention = Attention { output_gate, sinks, ..latent.attention(heads, 1.0) };
         return Ok((vec![attention], Vec::new()));
     }
-    let rope = rotation(config, family, None, latent.rotary)?;
+    let of_windows = match lengths_of_windows(config, family)? {
+        None => None,
+        Some(lengths) => Some(lengths.latent(family)?),
+    };
+    let scope = of_windows.map(|_| FULL);
+    let rope = rotation(config, family, scope, latent.rotary)?;
     let all = Parameters::of(config, None)?.float("mscale_all_dim")?.filter(|all| *all != 0.0);
     let magnitude = match (rope.scaling, all) {
         // The quotient of a magnitude and that of 0 is the magnitude itself.
@@ -210,9 +260,20 @@ fn latent(config: &Config<'_>, family: &Family) -> Result<(Vec<Attention>, Vec<R
         _ => 1.0,
     };
     let (output_gate, sinks) = (output_gate(config, family)?, family.attention.sinks);
-    let attention = latent.attention(heads, magnitude as f32);
-    let attention = Attention { output_gate, sinks, ..attention };
-    Ok((vec![attention], vec![rope]))
+    let shape = |(latent, heads): (Latent, usize), magnitude: f32| Attention {
+        output_gate,
+        sinks,
+        ..latent.attention(heads, magnitude)
+    };
+    let mut attentions = vec![shape((latent, heads), magnitude as f32)];
+    let mut ropes = vec![rope];
+    if let Some(of_windows) = of_windows {
+        // The rotation of windows is not scaled.
+        ropes.push(rotation(config, family, Some(WINDOWED), of_windows.0.rotary)?);
+        let windowed = shape(of_windows, 1.0);
+        attentions.extend(Some(windowed).filter(|of| *of != attentions[0]));
+    }
+    Ok((attentions, ropes))
 }
 
 /// Returns the shape of layers without a window in models that use keys as values there. The others have the `usual` shape.
@@ -223,7 +284,7 @@ fn with_keys_as_values(
 ) -> Result<Attention, ModelError> {
     let of_keys = config.is_set("attention_k_eq_v")?;
     // Transformers 5 gives the differences layer by layer.
-    let own = of_full_layers(config, family)?;
+    let own = of_layers(config, family, false)?;
     let said = |key: &str| own.as_ref().map_or(Ok(None), |own| own.optional_count(key));
     let head_dim = config.optional_count("global_head_dim")?.or(said("head_dim")?);
     let head_dim = head_dim.unwrap_or(512);
@@ -310,26 +371,27 @@ fn bias(
     })
 }
 
-/// Returns what `per_layer_config` says of the layers without a window, if there is such a key. It must say the same of all of
-/// them, and nothing of others.
-fn of_full_layers<'a>(
+/// Returns what `per_layer_config` says of the layers with a window, or of the others, if there is such a key. It must say the same
+/// of all of them, and nothing of the rest.
+fn of_layers<'a>(
     config: &Config<'a>,
     family: &Family,
+    windowed: bool,
 ) -> Result<Option<Config<'a>>, ModelError> {
     let Some(all) = config.object("per_layer_config")? else { return Ok(None) };
     let count = config.count("num_hidden_layers")?;
-    let first = all.members().next();
+    let (first, kind) = (all.members().next(), if windowed { "with" } else { "without" });
     for (layer, own) in all.members() {
         let number = layer.parse().ok().filter(|number| *number < count);
-        let is_full = match number {
-            Some(number) => window(config, family, number)?.is_none(),
+        let fits = match number {
+            Some(number) => window(config, family, number)?.is_some() == windowed,
             None => false,
         };
-        if !is_full || first.is_none_or(|(_, first)| own != first) {
+        if !fits || first.is_none_or(|(_, first)| own != first) {
             return Err(ModelError::BadValue {
                 key: format!("per_layer_config of layer {layer}"),
                 value: short(own),
-                expected: "forebay knows the same values for all layers without a window".into(),
+                expected: format!("forebay knows the same values for all layers {kind} a window"),
             });
         }
     }

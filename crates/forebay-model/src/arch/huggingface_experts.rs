@@ -284,7 +284,8 @@ fn shared_width(config: &Config<'_>, family: &Family, width: usize) -> Result<us
     let count = config.optional_first_count(&counts)?;
     let mixed = config.flag("use_mixed_mlp_moe")?;
     config.note(&[SHARED_MLP, "intermediate_size"]);
-    let of_one_block = config.optional_count("moe_shared_expert_intermediate_size")?;
+    let of_all = ["moe_shared_expert_intermediate_size", "shared_experts_intermediate_size"];
+    let of_one_block = config.optional_first_count(&of_all)?;
     let widths = ["shared_expert_intermediate_size", "share_expert_dims", "share_expert_dim"];
     match config.optional_first_count(&widths)? {
         Some(shared) if family.feed_forward.shared_gate || family.feed_forward.shared > 0 => {

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::architecture::Layer;
 use super::check::check;
-use super::config::Config;
+use super::config::{Config, INDEXED};
 use super::family::{Family, Indexers};
 use super::indexer::{Choice, IndexerShape};
 use super::shapes::IndexerRule;
@@ -100,7 +100,9 @@ pub(super) fn choices(
 ) -> Result<Vec<Choice>, ModelError> {
     let of = |(index, layer): (usize, &Layer)| {
         let attends = layer.mixer.attends();
-        let choice = Choice::of(attends && is_indexed(config, family, index)?);
+        // Layers with a window see all of it.
+        let may_choose = attends && layer.window.is_none();
+        let choice = Choice::of(may_choose && is_indexed(config, family, index)?);
         match choice == Choice::Own && family.attention.shares_choices {
             true => shared_choice(config, index),
             false => Ok(choice),
@@ -127,7 +129,7 @@ fn is_indexed(config: &Config<'_>, family: &Family, index: usize) -> Result<bool
     let types = config.list("layer_types")?;
     let kind = types.and_then(|types| types.get(index)).and_then(Value::as_str);
     let key = format!("layer_types of layer {index}");
-    let fits = kind != Some("indexed_attention") || family.attention.indexer.is_some();
+    let fits = kind != Some(INDEXED) || family.attention.indexer.is_some();
     check(&key, "indexed_attention", fits, "forebay knows no indexers for this family")?;
     if family.attention.indexer != Some(Indexers::Blocks) {
         return Ok(family.attention.indexer.is_some());

@@ -43,6 +43,18 @@ pub(super) fn is_recurrent(config: &Config<'_>, index: usize) -> Result<bool, Mo
     if let Some(full) = full {
         return Ok(!has_number(full, index));
     }
+    // Published configurations of MiniMax-01 have 0 for lightning attention, and 1 for attention.
+    if let Some(types) = config.list("attn_type_list")? {
+        return match types.get(index).and_then(Value::as_u64) {
+            Some(0) => Ok(true),
+            Some(1) => Ok(false),
+            _ => Err(ModelError::BadValue {
+                key: format!("attn_type_list of layer {index}"),
+                value: types.get(index).map_or("none".into(), short),
+                expected: "forebay knows 0 and 1".into(),
+            }),
+        };
+    }
     if let Some(in_lists) = in_lists {
         return match in_lists {
             (true, false) => Ok(true),
@@ -103,6 +115,17 @@ pub(super) fn recurrent(
             value: family.name.into(),
             expected: "forebay knows Mamba from GGUF files only".into(),
         }),
+        StateRule::Lightning => {
+            // In how large blocks others compute it.
+            config.note(&["block_size"]);
+            let heads = config.count("num_attention_heads")?;
+            let dim = match config.optional_count("head_dim")? {
+                Some(dim) => dim,
+                None => config.count("hidden_size")?.checked_div(heads).unwrap_or(0),
+            };
+            // It has no key for the norm of outputs.
+            Ok(Recurrent::lightning(heads, dim, Some(1e-6)))
+        }
         StateRule::ShortConvolution => {
             let channels = config.count("hidden_size")?;
             Ok(Recurrent::short_convolution(channels, config.count("conv_L_cache")?))

@@ -5,9 +5,9 @@ use serde_json::Value;
 
 use super::architecture::{Rope, RopeFactors};
 use super::check::check;
-use super::config::{Config, ROTATIONS, short};
+use super::config::{Config, FULL, ROTATIONS, WINDOWED, short};
 use super::family::{Family, WindowTheta};
-use super::huggingface_windows::{FULL, WINDOWED, window};
+use super::huggingface_windows::window;
 use super::rope_parameters::Parameters;
 use super::unrotated::LAYER_THETA;
 use crate::ModelError;

@@ -115,6 +115,9 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
         ("zero_centered", true),
         ("use_moe", true),
         ("moe_apply_router_weight_on_input", false),
+        ("use_dsa", true),
+        ("k_rope_only_layernorm", true),
+        ("use_dynamic_rsf", false),
     ] {
         if config.flag(key)?.is_some_and(|flag| flag != known) {
             return refuse(key, &(!known).to_string(), &format!("forebay knows {known}"));
@@ -135,6 +138,9 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
         ("qk_norm_type", "per_layer"),
         ("mamba_hidden_act", "silu"),
         ("normalization_function", "rmsnorm"),
+        ("normalization", "RMSNorm"),
+        ("final_norm", "RMSNorm"),
+        ("swa_attention_gate_type", "headwise"),
         (
             "norm_type",
             if family.layers.norm_form == NormForm::Layer { "layer_norm" } else { "rms" },
@@ -144,9 +150,10 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
             return refuse(key, other, &format!("forebay knows {known}"));
         }
     }
-    // MiniMax's earlier models have linear attention in the layers of type 0, and shared experts.
+    // MiniMax's earlier models have lightning attention in the layers of type 0.
     let types = config.list("attn_type_list")?;
-    if types.is_some_and(|types| types.iter().any(|kind| kind.as_u64() != Some(1))) {
+    let is_later = family.recurrence.rule.is_none();
+    if is_later && types.is_some_and(|types| types.iter().any(|kind| kind.as_u64() != Some(1))) {
         return refuse("attn_type_list", "not 1 in all layers", "forebay knows type 1 only");
     }
     if config.set("moe_latent_size").is_some() {
@@ -162,7 +169,9 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
     if family.attention.relative && config.set("embedding_multiplier").is_some() {
         return refuse("embedding_multiplier", "set", "forebay does not know it for this family");
     }
-    let by_layer = family.attention.keys_as_values || family.feed_forward.limits_by_layer;
+    let by_layer = family.attention.keys_as_values
+        || family.feed_forward.limits_by_layer
+        || family.attention.normed_rotary;
     if config.set("per_layer_config").is_some() && !by_layer {
         return refuse("per_layer_config", "set", "forebay does not know this variant");
     }
@@ -187,6 +196,7 @@ fn refuse_blocks(config: &Config<'_>, family: &Family) -> Result<(), ModelError>
     for (key, has) in [
         ("use_parallel_block", family.layers.norms == NormLayout::Parallel),
         ("use_gated_activation", family.feed_forward.gating.has_gate()),
+        ("postnorm", family.layers.normed_residual),
     ] {
         if let Some(said) = config.flag(key)?.filter(|said| *said != has) {
             return refuse(key, &said.to_string(), &format!("forebay knows {has} for this family"));

@@ -1,14 +1,10 @@
 //! The windows of layers, as `config.json` describes them.
 
-use super::config::Config;
+use super::config::{Config, WINDOWED};
 use super::family::{Family, Windows};
 use super::huggingface_variants::has_number;
 use super::unrotated::Unrotated;
 use crate::ModelError;
-
-/// Kinds of layers without a window and with one, in lists of kinds and in parameters of rotations.
-pub(super) const FULL: &str = "full_attention";
-pub(super) const WINDOWED: &str = "sliding_attention";
 
 /// Returns the sliding window of layer `index`, if it has one.
 ///

@@ -76,7 +76,26 @@ pub(super) fn with_indexer(
         }
         found.extend(attentions.iter().map(|of| Attention { indexer, ..of.clone() }));
     }
-    (found, ropes)
+    (only_used(found, layers), ropes)
+}
+
+/// Returns the shapes of attention that layers have, and writes their new numbers to the layers.
+fn only_used(attentions: Vec<Attention>, layers: &mut [Layer]) -> Vec<Attention> {
+    let mut attending: Vec<_> = layers.iter_mut().filter(|of| of.mixer.attends()).collect();
+    let mut kept = Vec::new();
+    for (number, attention) in attentions.into_iter().enumerate() {
+        let mut is_used = false;
+        attending.retain_mut(|layer| {
+            let has_it = layer.attention == number;
+            if has_it {
+                layer.attention = kept.len();
+            }
+            is_used |= has_it;
+            !has_it
+        });
+        kept.extend(is_used.then_some(attention));
+    }
+    kept
 }
 
 impl Architecture {

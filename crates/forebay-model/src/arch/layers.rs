@@ -112,9 +112,14 @@ impl Architecture {
         self.attentions.iter().map(of).max().unwrap_or(0)
     }
 
-    /// Returns the shape of latent attention with its number of heads, if some layers have it. It is the same in all of these.
-    pub fn latent(&self) -> Option<(Latent, usize)> {
-        self.attentions.iter().find_map(|of| of.latent.map(|latent| (latent, of.heads)))
+    /// Returns the shapes of latent attention with their numbers of heads; none if no layer has it.
+    pub fn latents(&self) -> impl Iterator<Item = (Latent, usize)> {
+        self.attentions.iter().filter_map(|of| of.latent.map(|latent| (latent, of.heads)))
+    }
+
+    /// Returns the largest value of the shapes of latent attention with their numbers of heads.
+    pub(crate) fn most_of_latents(&self, of: impl Fn(Latent, usize) -> usize) -> usize {
+        self.latents().map(|(latent, heads)| of(latent, heads)).max().unwrap_or(0)
     }
 
     /// Returns the groups of layers that keep keys and values, in the order in which they first occur, then the groups of compressed

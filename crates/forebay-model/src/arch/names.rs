@@ -36,6 +36,7 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("q_b", "attn_q_b.weight", "self_attn.q_b_proj.weight"),
     ("kv_a", "attn_kv_a_mqa.weight", "self_attn.kv_a_proj_with_mqa.weight"),
     ("kv_a_norm", "attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight"),
+    ("rotary_norm", "attn_k_norm.weight", "self_attn.k_rope_only_layernorm.weight"),
     ("kv_b", "attn_kv_b.weight", "self_attn.kv_b_proj.weight"),
     ("k_b", "attn_k_b.weight", ""),
     ("v_b", "attn_v_b.weight", ""),

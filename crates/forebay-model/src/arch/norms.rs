@@ -95,6 +95,18 @@ impl Architecture {
             self.norm_form == NormForm::RootMeanSquare || is_plain && !self.norms.after(),
             "forebay knows them before blocks of one residual stream, without biases of experts",
         )?;
+        if let Some(factor) = self.normed_residual {
+            let fits = factor.is_finite() && factor > 0.0;
+            check("factor of normed inputs", factor, fits, "it must be positive")?;
+            let fits = is_plain
+                && (0..self.layers.len()).all(|layer| self.norms_of(layer) == NormLayout::Pre)
+                && self.residual_gates.is_none()
+                && !self.layer_scales
+                && self.residual_scale == 1.0
+                && self.convolutions.is_none();
+            let expected = "forebay knows them with one residual stream and norms before blocks";
+            check("outputs that are added to normed inputs", "present", fits, expected)?;
+        }
         let has_both =
             |layer: &Layer| layer.mixer == Mixer::Attention && !layer.feed_forward.is_none();
         let is_whole = is_plain && !self.layer_scales && self.layers.iter().all(has_both);

@@ -13,7 +13,7 @@ use crate::ModelError;
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Recurrent {
     pub rule: StateRule,
-    /// Number of tokens that the convolution sees: the current one and those before it.
+    /// Number of tokens that the convolution sees: the current one and those before it. 1 with [`StateRule::Lightning`].
     pub convolution: usize,
     /// Number of heads that have a query and a key. Each serves `value_heads / key_heads` value heads.
     pub key_heads: usize,
@@ -73,6 +73,9 @@ pub enum StateRule {
     /// Mamba (Gu and Dao 2023): one head, in which each value has a state of its own, and each number of it decays by its own
     /// factor. Values alone pass through the convolution; steps, keys and queries are projections of what comes out.
     Mamba,
+    /// Lightning attention (Qin et al. 2024), a linear attention: the state decays by a factor that depends on layer and head only,
+    /// and the value is added to it. There is no convolution: a SiLU follows the projections alone.
+    Lightning,
     /// A gated short convolution (LFM2), which has no keys and no state matrices: only the last inputs of the convolution.
     ShortConvolution,
 }
@@ -112,6 +115,14 @@ impl Recurrent {
         self.value_heads * self.value_dim
     }
 
+    /// Returns the logarithms of the factors by which the states of the heads of layer `index` of `layers` decay, with
+    /// [`StateRule::Lightning`].
+    pub(crate) fn lightning_decays(&self, index: usize, layers: usize) -> Vec<f32> {
+        let of_layer = 1.0 - index as f32 / (layers as f32 - 1.0 + 1e-5) + 1e-5;
+        let slope = |head: usize| (-8.0 * (head + 1) as f32 / self.value_heads as f32).exp2();
+        (0..self.value_heads).map(|head| -slope(head) * of_layer).collect()
+    }
+
     /// Returns the number of inputs of the convolution that a layer keeps of the tokens before.
     pub fn tail_floats(&self) -> usize {
         (self.convolution - 1) * self.channels()
@@ -125,7 +136,10 @@ impl Recurrent {
     /// Returns the number of factors by which a token decays the state of a head.
     pub fn decay_width(&self) -> usize {
         match self.rule {
-            StateRule::GatedDelta | StateRule::Mamba2 | StateRule::ShortConvolution => 1,
+            StateRule::GatedDelta
+            | StateRule::Mamba2
+            | StateRule::Lightning
+            | StateRule::ShortConvolution => 1,
             StateRule::KimiDelta | StateRule::Mamba => self.key_dim,
         }
     }
@@ -139,6 +153,7 @@ impl Recurrent {
     pub fn projected_width(&self) -> usize {
         match self.rule {
             StateRule::ShortConvolution => return 3 * self.value_width(),
+            StateRule::Lightning => return self.channels() + self.value_width(),
             // Values and gates, the compressed parts, steps, and compressed steps once more.
             StateRule::Mamba => {
                 return 3 * self.value_width() + self.compressed_width() + self.low_rank;
@@ -204,6 +219,17 @@ impl Recurrent {
         }
     }
 
+    /// Returns the shape of lightning attention. The norm covers the outputs of all heads.
+    pub(super) fn lightning(heads: usize, dim: usize, norm_epsilon: Option<f32>) -> Recurrent {
+        Recurrent {
+            rule: StateRule::Lightning,
+            convolution: 1,
+            norm_width: heads.saturating_mul(dim),
+            norm_epsilon,
+            ..Recurrent::kimi(heads, dim, 1, [0; 2])
+        }
+    }
+
     /// Returns the shape of Mamba with this number of values, length of their states, and rank of the projection to steps.
     pub(super) fn mamba(values: usize, state: usize, rank: usize, convolution: usize) -> Recurrent {
         Recurrent {
@@ -216,12 +242,9 @@ impl Recurrent {
     }
 
     pub(super) fn validate(&self) -> Result<(), ModelError> {
-        check(
-            "width of the recurrent layers' convolution",
-            self.convolution,
-            (2..=8).contains(&self.convolution),
-            "forebay knows 2 to 8",
-        )?;
+        let fits = (2..=8).contains(&self.convolution) || self.rule == StateRule::Lightning;
+        let expected = "forebay knows 2 to 8";
+        check("width of the recurrent layers' convolution", self.convolution, fits, expected)?;
         if self.rule == StateRule::ShortConvolution {
             let width = self.value_width();
             check_size("channels of recurrent layers", width)?;

@@ -4,7 +4,7 @@ use forebay_compute::{Growth, RopeScaling, Temperature};
 use serde_json::Value;
 
 use super::architecture::RopeFactors;
-use super::config::{Config, ROTATIONS, short};
+use super::config::{Config, FULL, INDEXED, ROTATIONS, short};
 use crate::ModelError;
 
 /// Key of the number of positions that a model was first trained for, before its rotation was scaled.
@@ -56,10 +56,14 @@ impl<'c, 'a> Parameters<'c, 'a> {
         let mut own = Vec::new();
         for key in ROTATIONS {
             let Some(object) = config.object(key)? else { continue };
-            let scoped = match scope {
+            let mut scoped = match scope {
                 Some(scope) => object.object(scope)?,
                 None => None,
             };
+            // Layers without a window may have indexers.
+            if scope == Some(FULL) && scoped.is_none() {
+                scoped = object.object(INDEXED)?;
+            }
             own.push(scoped.unwrap_or(object));
         }
         own.iter().for_each(|own| own.note(&KNOWN));

@@ -32,6 +32,7 @@ fn stored_channel(shape: &Recurrent, channel: usize) -> usize {
         StateRule::GatedDelta
         | StateRule::KimiDelta
         | StateRule::Mamba
+        | StateRule::Lightning
         | StateRule::ShortConvolution => channel,
         StateRule::Mamba2 if channel < keys => values + keys + channel,
         StateRule::Mamba2 if channel < 2 * keys => values + channel - keys,
@@ -73,6 +74,7 @@ impl LayerBuilder<'_> {
             StateRule::KimiDelta => self.kimi_delta(tensors, dense, shape)?,
             StateRule::Mamba2 => self.mamba2(tensors, dense, shape)?,
             StateRule::Mamba => self.mamba(tensors, dense, shape)?,
+            StateRule::Lightning => self.lightning(tensors, dense, shape)?,
             StateRule::ShortConvolution => self.short_convolution(tensors, dense, shape)?,
         };
         let Projections { products, second, parts, columns, factors, selective } = projections;
@@ -92,6 +94,24 @@ impl LayerBuilder<'_> {
                 step: none(),
                 skip: None,
                 norm: none(),
+            });
+        }
+        if shape.rule == StateRule::Lightning {
+            let layers = self.architecture.main_layers();
+            return Ok(DeltaWeights {
+                products,
+                second,
+                parts,
+                columns,
+                factors,
+                selective,
+                // Values pass through as they are.
+                convolution: vec![1.0; shape.channels()],
+                convolution_bias: None,
+                decay: shape.lightning_decays(self.index, layers),
+                step: Vec::new(),
+                skip: None,
+                norm: tensors.vector(&self.name("delta_norm"), shape.value_width())?,
             });
         }
         let is_mamba = matches!(shape.rule, StateRule::Mamba | StateRule::Mamba2);
@@ -154,7 +174,7 @@ impl LayerBuilder<'_> {
         let is_apart = match shape.rule {
             StateRule::KimiDelta => true,
             StateRule::GatedDelta => tensors.optional(&self.name(apart[0].0)).is_some(),
-            StateRule::Mamba | StateRule::Mamba2 | StateRule::ShortConvolution => false,
+            _ => false,
         };
         // Transformers 5 joins the three and writes them as equal parts, which do not end where queries and keys do.
         let rows = |role: &str| {
@@ -193,6 +213,29 @@ impl LayerBuilder<'_> {
             second: Vec::new(),
             parts: DeltaParts { q: 0, k: 0, v: 0, z: 0, b: 0, a: 0 },
             columns: DeltaColumns { q: v, k: v, v, z, b, a: b },
+            factors: None,
+            selective: None,
+        })
+    }
+
+    /// Adds the projections of lightning attention: query, key and value of each head, then gates.
+    fn lightning(
+        &self,
+        tensors: &Tensors<'_>,
+        dense: &mut Block,
+        shape: &Recurrent,
+    ) -> Result<Projections, ModelError> {
+        let (hidden, width, dim) = (self.architecture.hidden, shape.value_width(), shape.value_dim);
+        let qkv = self.matrix(tensors, dense, "delta_qkv", 3 * width, hidden)?;
+        let gates = self.matrix(tensors, dense, "delta_z", width, hidden)?;
+        let [q, k, v] = [0, 1, 2].map(|part| columns(part * dim, 3 * dim));
+        let z = columns(0, dim);
+        Ok(Projections {
+            products: vec![qkv, gates],
+            second: Vec::new(),
+            parts: DeltaParts { q: 0, k: 0, v: 0, z: 1, b: 1, a: 1 },
+            // There are no shares and no steps.
+            columns: DeltaColumns { q, k, v, z, b: z, a: z },
             factors: None,
             selective: None,
         })

@@ -456,13 +456,18 @@ impl LayerBuilder<'_> {
     ) -> Result<LatentWeights, ModelError> {
         let heads = self.architecture.attention_of(self.index).heads;
         let hidden = self.architecture.hidden;
-        let Latent { query_rank, rank, plain, rotary, value } = *latent;
+        let Latent { query_rank, rank, plain, rotary, value, key_norm, rescaled } = *latent;
         let q_width = heads * (plain + rotary);
+        let rescale = |mut norm: Vec<f32>| {
+            let factor = if rescaled { (hidden as f32 / norm.len() as f32).sqrt() } else { 1.0 };
+            norm.iter_mut().for_each(|weight| *weight *= factor);
+            norm
+        };
         let (q_a, q) = match query_rank {
             None => (None, self.matrix(tensors, dense, "q", q_width, hidden)?),
             Some(width) => {
                 let matrix = self.matrix(tensors, dense, "q_a", width, hidden)?;
-                let norm = tensors.norm(&self.name("q_a_norm"), width)?;
+                let norm = rescale(tensors.norm(&self.name("q_a_norm"), width)?);
                 (Some((matrix, norm)), self.matrix(tensors, dense, "q_b", q_width, width)?)
             }
         };
@@ -485,10 +490,11 @@ impl LayerBuilder<'_> {
                 }
             }
         };
-        let kv_a_norm = tensors.norm(&self.name("kv_a_norm"), rank)?;
+        let kv_a_norm = rescale(tensors.norm(&self.name("kv_a_norm"), rank)?);
+        let rotary_norm = self.norm(tensors, "rotary_norm", key_norm.then_some(rotary))?;
         let gate = self.output_gate(tensors, dense)?;
         let indexer = self.indexer(tensors, dense, query_rank)?;
-        Ok(LatentWeights { q_a, q, kv_a, kv_a_norm, k_b, v_b, gate, indexer })
+        Ok(LatentWeights { q_a, q, kv_a, kv_a_norm, rotary_norm, k_b, v_b, gate, indexer })
     }
 
     fn expert_vectors(

@@ -395,6 +395,8 @@ pub struct LatentWeights {
     /// Projection `[rank + rotary, hidden]` to the latent vector and the rotating part that all keys share.
     pub kv_a: PartMatrix,
     pub kv_a_norm: Vec<f32>,
+    /// Norm of the rotating part that all keys share, if it is normed.
+    pub rotary_norm: Option<Vec<f32>>,
     /// Matrix `[rank, plain]` for each head, which maps a query into latent space.
     pub k_b: HeadMatrices,
     /// Matrix `[value, rank]` for each head, which maps a sum of latent vectors to a sum of values.

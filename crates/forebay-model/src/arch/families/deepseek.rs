@@ -5,6 +5,7 @@ use forebay_compute::{GateFunction, Gating, RopeLayout, Scoring};
 use super::super::architecture::OutputGate;
 use super::super::family::{
     Attention, Family, FeedForward, Files, Indexers, Layers, OwnNames, Recurrence, Rotation,
+    WindowTheta,
 };
 use super::super::mtp_shape::{MtpForm, MtpRule};
 use super::super::recurrent::StateRule;
@@ -77,6 +78,24 @@ pub(super) const FAMILIES: &[Family] = &[
             indexer: Some(Indexers::Keys(RopeLayout::Neox)),
             ..INDEXED.attention
         },
+        ..INDEXED
+    },
+    // The text part of Dots 3.
+    Family {
+        name: "dots3note",
+        files: Files {
+            gguf: &["dots3note"],
+            huggingface: &["dots3_note_text", "dots3_note"],
+            ..Files::BASE
+        },
+        attention: Attention {
+            normed_rotary: true,
+            output_gate: OutputGate::ByHead(GateFunction::Sigmoid),
+            window: Some(512),
+            indexer: Some(Indexers::Keys(RopeLayout::Interleaved)),
+            ..INDEXED.attention
+        },
+        rotation: Rotation { of_windows: Some(WindowTheta::Of(50_000.0)), ..Rotation::PAIRS },
         ..INDEXED
     },
     Family {

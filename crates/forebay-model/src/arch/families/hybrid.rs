@@ -115,6 +115,21 @@ pub(super) const FAMILIES: &[Family] = &[
         },
         ..Family::BASE
     },
+    // MiniMax-Text-01 and MiniMax-M1.
+    Family {
+        name: "minimax-01",
+        files: Files {
+            gguf: &["minimax-01"],
+            huggingface: &["minimax", "minimax_text_01", "minimax_m1"],
+            names: MINIMAX_01,
+            ..Files::BASE
+        },
+        recurrence: Recurrence { rule: Some(StateRule::Lightning), ..Recurrence::BASE },
+        feed_forward: FeedForward { experts: true, ..FeedForward::BASE },
+        layers: Layers { normed_residual: true, ..Layers::BASE },
+        ends: Ends { gguf_factors: Factors::OfNormedResidual, ..Ends::BASE },
+        ..Family::BASE
+    },
     Family {
         name: "olmo_hybrid",
         files: Files { huggingface: &["olmo_hybrid"], names: OLMO_HYBRID, ..Files::BASE },
@@ -144,6 +159,17 @@ const FALCON_H1: OwnNames = &[
     ("delta_convolution_bias", "", "mamba.conv1d.bias"),
     ("delta_norm", "", "mamba.norm.weight"),
     ("delta_o", "", "mamba.out_proj.weight"),
+];
+
+const MINIMAX_01: OwnNames = &[
+    ("delta_qkv", "attn_qkv.weight", "self_attn.qkv_proj.weight"),
+    ("delta_z", "attn_gate.weight", "self_attn.output_gate.weight"),
+    ("delta_norm", "attn_norm_2.weight", "self_attn.norm.weight"),
+    ("delta_o", "attn_output.weight", "self_attn.out_proj.weight"),
+    ("router", "ffn_gate_inp.weight", "block_sparse_moe.gate.weight"),
+    ("expert_gate", "ffn_gate_exps.weight", "block_sparse_moe.experts.{expert}.w1.weight"),
+    ("expert_up", "ffn_up_exps.weight", "block_sparse_moe.experts.{expert}.w3.weight"),
+    ("expert_down", "ffn_down_exps.weight", "block_sparse_moe.experts.{expert}.w2.weight"),
 ];
 
 /// Roles with `_renamed` are the names inside transformers 5, which also renames other norms when it saves a model.

@@ -8,6 +8,7 @@ use forebay_stream::{Lease, Residency};
 
 use super::backend::CpuBackend;
 use super::indexer::{IndexerInputs, project_indexer};
+use super::latent::rows_of_heads;
 use super::products::{
     RowsByKind, add_bias, both_kinds, matmul_beside_reads, matrix, multiply, norm_in_place, recycle,
 };
@@ -263,6 +264,7 @@ impl CpuBackend {
         let k_rotary = &mut at.k_rotary[..count * rotary];
         split_rows(kv_a, [&mut *latents, &mut *k_rotary], [rank, rotary]);
         cpu.rms_norm_in_place(latents, &weights.kv_a_norm, epsilon);
+        norm_in_place(cpu, k_rotary, weights.rotary_norm.as_deref(), epsilon);
         if let Some(rope) = step.architecture.layers[step.layer].rope {
             cpu.rope(q_rotary, rotary, positions, &ropes[rope]);
             cpu.rope(k_rotary, rotary, positions, &ropes[rope]);
@@ -275,8 +277,8 @@ impl CpuBackend {
         scratch.inner.prepare(cpu, q_plain, count * heads, plain, &[weights.k_b.matrix.ty]);
         let by_head = &mut at.by_head[..count * heads * rank];
         let jobs = HeadJobs { weights: &weights.k_b, decode: step.decode, count, batch: at.batch };
-        let inner = &scratch.inner;
-        let mut jobs = jobs.fill(&mut at.jobs, residency, lease, inner, &at.rows, by_head);
+        let (inner, rows) = (&scratch.inner, rows_of_heads(&at.rows, heads));
+        let mut jobs = jobs.fill(&mut at.jobs, residency, lease, inner, rows, by_head);
         matmul_beside_reads(cpu, residency, &mut jobs)?;
         at.jobs = recycle(jobs);
         let q = &mut scratch.q[..count * heads * head_dim];
@@ -362,8 +364,8 @@ impl CpuBackend {
             scratch.inner.prepare(cpu, attended, count * heads, rank, &[of.v_b.matrix.ty]);
             let by_head = &mut at.by_head[..count * heads * rows];
             let jobs = HeadJobs { weights: &of.v_b, decode: step.decode, count, batch: at.batch };
-            let inner = &scratch.inner;
-            let mut jobs = jobs.fill(&mut at.jobs, residency, lease, inner, &at.rows, by_head);
+            let (inner, of_heads) = (&scratch.inner, rows_of_heads(&at.rows, heads));
+            let mut jobs = jobs.fill(&mut at.jobs, residency, lease, inner, of_heads, by_head);
             matmul_beside_reads(cpu, residency, &mut jobs)?;
             at.jobs = recycle(jobs);
             let values = &mut at.values[..count * heads * rows];

@@ -440,6 +440,11 @@ impl Backend for CpuBackend {
         let x = &scratch.x[..step.count * step.architecture.stream_width()];
         let normed = &mut scratch.normed[..step.count * step.architecture.hidden];
         input.write(cpu, &mut scratch.streams, x, &of, normed);
+        if let Some(factor) = step.architecture.normed_residual {
+            let x = &mut scratch.x[..normed.len()];
+            x.copy_from_slice(normed);
+            cpu.scale_in_place(x, factor);
+        }
         if block == NextBlock::Attention {
             scratch.keep_input(step);
         }

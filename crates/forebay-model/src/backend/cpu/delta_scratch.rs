@@ -34,6 +34,7 @@ impl Recurrent {
                 StateRule::KimiDelta => DeltaRule::KimiDelta,
                 StateRule::Mamba2 => DeltaRule::Mamba2,
                 StateRule::Mamba => DeltaRule::Mamba,
+                StateRule::Lightning => DeltaRule::Lightning,
                 StateRule::ShortConvolution => DeltaRule::ShortConvolution,
             },
             key_heads: self.key_heads,

@@ -121,7 +121,7 @@ impl Scratch {
             convolutions: ConvolutionScratch::reserve(architecture, batch),
             latent_experts: floats(latent_width(architecture)),
             delta: DeltaScratch::reserve(architecture, weights, batch),
-            latent: LatentScratch::reserve(architecture.latent(), batch),
+            latent: LatentScratch::reserve(architecture, batch),
             indexer: IndexerScratch::reserve(architecture.indexer(), context, batch),
             shared_keys: SharedKeyScratch::reserve(architecture, batch),
             gate: floats(width),
@@ -150,7 +150,7 @@ impl Scratch {
         let width = inner_width(architecture);
         let layer_widths = layer_widths(architecture);
         let of_layers = if layer_widths > 0 { architecture.hidden + layer_widths } else { 0 };
-        let latent = LatentScratch::floats_per_token(architecture.latent())
+        let latent = LatentScratch::floats_per_token(architecture)
             + IndexerScratch::floats_per_token(architecture.indexer(), context)
             + SharedKeyScratch::floats_per_token(architecture);
         let attended = attended_width(architecture) - most(|of| of.heads * of.value_dim);

@@ -22,8 +22,8 @@ pub(super) struct HeadInputs {
     pub(super) q: HeadInput,
     pub(super) k: HeadInput,
     pub(super) v: HeadInput,
-    /// Number of elements of a key that its norm covers.
-    pub(super) key_norm_dim: usize,
+    /// Numbers of elements of a key that are normed together ([`AttentionInputs::key_norm_dims`]).
+    pub(super) key_norm_dims: [usize; 2],
     /// Index of the first element of a head that is rotated.
     pub(super) rotary_from: usize,
 }
@@ -135,7 +135,7 @@ impl CudaBackend {
             }
         }
         let inputs =
-            HeadInputs { q, k, v, key_norm_dim: step.attention().head_dim, rotary_from: 0 };
+            HeadInputs { q, k, v, key_norm_dims: [step.attention().head_dim, 0], rotary_from: 0 };
         self.take_inputs(step, inputs)?;
         if norms_queries {
             self.temper(step)?;
@@ -245,13 +245,13 @@ impl CudaBackend {
         step: &Step<'_>,
         inputs: HeadInputs,
     ) -> Result<(), ModelError> {
-        let HeadInputs { q, k, v, key_norm_dim, rotary_from } = inputs;
+        let HeadInputs { q, k, v, key_norm_dims, rotary_from } = inputs;
         let rope = step.architecture.layers[step.layer].rope;
         let rotation = rope.map(|index| Rotation { rotary_from, ..self.rotation(step, index) });
         let inputs = AttentionInputs {
             q,
             k,
-            key_norm_dim,
+            key_norm_dims,
             v,
             heads: step.attention().heads,
             norm_epsilon: step.architecture.norm_epsilon,
@@ -283,7 +283,7 @@ impl CudaBackend {
         self.sort_heads(step)?;
         let (at, vectors, count) = (self.at(), self.layer_vectors(step), step.count);
         let attention = step.attention();
-        let Latent { rank, plain, rotary, .. } = self.latent(step);
+        let Latent { rank, plain, rotary, key_norm, .. } = self.latent(step);
         let (gpu, epsilon) = (&self.gpu, step.architecture.norm_epsilon);
         let kv_a = self.product(step, weights.kv_a, at.latent.kv_a);
         let indexer = self.indexer_products(step);
@@ -348,7 +348,8 @@ impl CudaBackend {
             norm: self.vectors().offset(norm),
         };
         let (q, v) = (HeadInput::plain(queries), HeadInput::none());
-        let inputs = HeadInputs { q, k, v, key_norm_dim: rank, rotary_from: rank };
+        let key_norm_dims = [rank, if key_norm { rotary } else { 0 }];
+        let inputs = HeadInputs { q, k, v, key_norm_dims, rotary_from: rank };
         self.take_inputs(step, inputs)?;
         self.take_indexer_inputs(step)
     }
@@ -363,15 +364,15 @@ impl CudaBackend {
         if is_known || self.products().takes_matvec(step.kind()) {
             return Ok(());
         }
-        let attention = step.attention();
-        let heads = attention.shared.map_or(attention.heads, |shared| shared.output_groups);
         let count = step.count;
-        let of = |head: usize| (0..count).map(move |token| (token * heads + head) as u32);
-        let rows: Vec<u32> = (0..heads).flat_map(of).collect();
-        let starts: Vec<u32> = (0..=heads).map(|head| (head * count) as u32).collect();
-        let at = self.at().latent;
-        self.gpu.upload(&rows, self.arena.activation(at.rows))?;
-        self.gpu.upload(&starts, self.arena.activation(at.starts))?;
+        for tables in &self.at().latent.tables {
+            let heads = tables.count;
+            let of = |head: usize| (0..count).map(move |token| (token * heads + head) as u32);
+            let rows: Vec<u32> = (0..heads).flat_map(of).collect();
+            let starts: Vec<u32> = (0..=heads).map(|head| (head * count) as u32).collect();
+            self.gpu.upload(&rows, self.arena.activation(tables.rows))?;
+            self.gpu.upload(&starts, self.arena.activation(tables.starts))?;
+        }
         self.sorted_heads = count;
         Ok(())
     }
@@ -386,17 +387,18 @@ impl CudaBackend {
         out: DevicePtr<f32>,
     ) -> Result<(), ModelError> {
         let at = &self.at().latent;
+        let tables = at.tables_of(weights.heads);
         // The CUDA graph of a single token must not depend on what earlier batches have uploaded.
         let [starts, rows] = match step.count {
             1 => [at.single, at.single],
-            _ => [at.starts, at.rows],
+            _ => [tables.starts, tables.rows],
         };
         let entries = ExpertEntries {
             slots: self.arena.head_table(step.layer, stack),
             experts: weights.heads,
             rows: Rows::of(step),
             used: weights.heads,
-            ids: self.arena.activation(at.ids),
+            ids: self.arena.activation(tables.ids),
             order: DevicePtr::null(),
             starts: self.arena.activation(starts),
             pair_tokens: DevicePtr::null(),

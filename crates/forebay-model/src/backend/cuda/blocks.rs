@@ -61,6 +61,10 @@ impl CudaBackend {
         };
         let (out, form) = (Normed { rows, also }, device_form(form));
         self.gpu.norm_of_scaled(form, x, (added, factor), &norm, out, (step.count, flag))?;
+        let replaces = has_input && block != NextBlock::Head;
+        if let Some(factor) = step.architecture.normed_residual.filter(|_| replaces) {
+            self.gpu.copy_scaled(x, rows, step.count * step.architecture.hidden, factor)?;
+        }
         match block {
             NextBlock::Attention => self.keep_input(step),
             _ => Ok(()),

@@ -15,6 +15,7 @@ pub(super) fn device_shape(of: &Recurrent) -> DeltaShape {
             StateRule::KimiDelta => DeltaRule::KimiDelta,
             StateRule::Mamba2 => DeltaRule::Mamba2,
             StateRule::Mamba => DeltaRule::Mamba,
+            StateRule::Lightning => DeltaRule::Lightning,
             StateRule::ShortConvolution => DeltaRule::ShortConvolution,
         },
         key_heads: of.key_heads,

@@ -12,7 +12,7 @@ pub struct LatentWidths {
 }
 
 /// Offsets of activations that only latent attention needs.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct LatentLayout {
     /// Compressed queries `[batch, query rank]`, if the model has them.
     pub q_a: u64,
@@ -23,39 +23,48 @@ pub struct LatentLayout {
     /// Before attention, the parts of queries that do not rotate `[batch, heads, plain]`. After attention, values
     /// `[batch, heads, value]`.
     pub heads: u64,
+    /// 0, 1 ... heads, with the most heads of a layer. For a single token, this is both `starts` and `rows`.
+    pub single: u64,
+    /// Tables for every number of heads that layers have.
+    pub tables: Vec<HeadTables>,
+}
+
+/// Offsets of tables for layers that have so many heads, or groups of heads, with a matrix for each.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadTables {
+    pub count: usize,
     /// Head of each entry for few tokens: 0, 1 ... for each token.
     pub ids: u64,
     pub ids_count: usize,
-    /// 0, 1 ... heads. For a single token, this is both `starts` and `rows`.
-    pub single: u64,
-    /// For many tokens, the index of each head's first entry `[heads + 1]`.
+    /// For many tokens, the index of each head's first entry `[count + 1]`.
     pub starts: u64,
     /// For many tokens, the row of each entry.
     pub rows: u64,
 }
 
 impl LatentLayout {
+    /// Returns the layout for layers with these numbers of heads.
     pub fn new(
-        heads: usize,
+        counts: &[usize],
         width: &LatentWidths,
         batch: usize,
         words: &mut impl FnMut(usize) -> u64,
     ) -> LatentLayout {
-        if heads == 0 {
-            return LatentLayout::default();
-        }
-        let ids_count = batch.min(DECODE_ROWS) * heads;
+        let Some(most) = counts.iter().max() else { return LatentLayout::default() };
         LatentLayout {
             q_a: words(batch * width.q_a),
             q: words(batch * width.q),
             kv_a: words(batch * width.kv_a),
             heads: words(batch * width.heads),
-            ids: words(ids_count),
-            ids_count,
-            single: words(heads + 1),
-            starts: words(heads + 1),
-            rows: words(batch * heads),
+            single: words(most + 1),
+            tables: counts.iter().map(|count| HeadTables::new(*count, batch, words)).collect(),
         }
+    }
+
+    /// Returns the tables for layers with so many heads.
+    pub fn tables_of(&self, heads: usize) -> &HeadTables {
+        let own = self.tables.iter().find(|tables| tables.count == heads);
+        own.expect("there are tables for the layers of the model")
     }
 
     /// Returns the layout for the rows of the second lane, which begin with row `first`.
@@ -66,7 +75,20 @@ impl LatentLayout {
             q: behind(self.q, width.q),
             kv_a: behind(self.kv_a, width.kv_a),
             heads: behind(self.heads, width.heads),
-            ..*self
+            ..self.clone()
+        }
+    }
+}
+
+impl HeadTables {
+    fn new(count: usize, batch: usize, words: &mut impl FnMut(usize) -> u64) -> HeadTables {
+        let ids_count = batch.min(DECODE_ROWS) * count;
+        HeadTables {
+            count,
+            ids: words(ids_count),
+            ids_count,
+            starts: words(count + 1),
+            rows: words(batch * count),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Layout of device memory, computed before any memory is reserved.
 
+use std::collections::BTreeSet;
+
 use forebay_cuda::{
     AddressTables, AttentionScratchSize, DECODE_ROWS, ExpertFetch, FETCHED_PAIRS_MAX, LANES,
     RoundedActivations, TOP_K_MAX, TopK,
@@ -239,8 +241,7 @@ impl Widths {
         let joined = architecture.mtp.map_or(0, |_| 2 * hidden * architecture.predicted_from());
         let widest =
             [q, attended, output, inner, shared, layer_width, stream, ngrams, joined, branch];
-        let (latent, heads) = architecture.latent().unzip();
-        let (latent, heads) = (|of: fn(Latent) -> usize| latent.map_or(0, of), heads.unwrap_or(0));
+        let latent = |of: fn(Latent, usize) -> usize| architecture.most_of_latents(of);
         Widths {
             hidden,
             stream,
@@ -263,11 +264,11 @@ impl Widths {
             delta_mixed: delta(Recurrent::channels),
             delta_beside: if architecture.has_beside() { values } else { 0 },
             latent: LatentWidths {
-                q_a: latent(|of| of.query_rank.unwrap_or(0))
+                q_a: latent(|of, _| of.query_rank.unwrap_or(0))
                     .max(architecture.most_of_shared(|shared| shared.query_rank)),
-                q: heads * latent(|of| of.plain + of.rotary),
-                kv_a: latent(|of| of.rank + of.rotary),
-                heads: (heads * latent(|of| of.plain.max(of.value))).max(
+                q: latent(|of, heads| heads * (of.plain + of.rotary)),
+                kv_a: latent(|of, _| of.rank + of.rotary),
+                heads: latent(|of, heads| heads * of.plain.max(of.value)).max(
                     architecture.most_of_shared(|shared| shared.output_groups * shared.output_rank),
                 ),
             },
@@ -429,8 +430,11 @@ impl ActivationLayout {
         let decode_rows = few.min(cache.sequences.max(checked));
         let own_inputs = architecture.expert_layers().any(has_own_input);
         // Groups of heads have matrices of their own, too.
-        let groups = architecture.most_of_shared(|shared| shared.output_groups);
-        let heads_of_latent = architecture.latent().map_or(groups, |(_, heads)| heads);
+        let groups = architecture.attentions.iter().filter_map(|of| Some(of.shared?.output_groups));
+        let head_counts: BTreeSet<usize> =
+            architecture.latents().map(|(_, heads)| heads).chain(groups).collect();
+        let head_counts: Vec<usize> = head_counts.into_iter().collect();
+        let heads_of_latent = head_counts.last().copied().unwrap_or(0);
         let width = Widths::of(architecture);
         let (used, experts) = (width.used, width.experts);
         let attention_size =
@@ -512,7 +516,7 @@ impl ActivationLayout {
             },
             relative: words(batch * width.relative),
             convolved: words(batch * width.convolved),
-            latent: LatentLayout::new(heads_of_latent, &width.latent, batch, &mut words),
+            latent: LatentLayout::new(&head_counts, &width.latent, batch, &mut words),
             embeddings: EmbeddingLayout {
                 usual: words(batch * width.embedded),
                 all: words(batch * width.layer_widths),

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use forebay_compute::RopeTable;
 use forebay_cuda::{
-    AddressTable, AddressTables, CudaError, DeviceMemory, DevicePtr, Gpu, Indexer, LANES, Pod,
-    SHARED_KEY_DIM_MAX, STREAMS, TableSize, supports_weights, weight_alignment,
+    ATTENTION_DIM_MAX, AddressTable, AddressTables, CudaError, DeviceMemory, DevicePtr, Gpu,
+    Indexer, LANES, Pod, SHARED_KEY_DIM_MAX, STREAMS, TableSize, supports_weights,
+    weight_alignment,
 };
 use forebay_format::at_least;
 use forebay_stream::{Budget, LayerIndex, MemoryPlan, PolicyKind, StreamError};
@@ -20,7 +21,7 @@ use super::layout::{
 use super::relayout_kernels::workspace_bytes;
 use super::vectors::Vectors;
 use crate::ModelError;
-use crate::arch::{Architecture, Attention, IndexerRule, KvInVram};
+use crate::arch::{Architecture, Attention, IndexerRule, KvInVram, Latent};
 use crate::backend::largest_context;
 use crate::sharing::{ALIGNMENT, DeviceShare, SubLayerPlan};
 use crate::statistics::VramUse;
@@ -309,7 +310,7 @@ impl DevicePlan {
             tier = Some(DeviceTier { plan, pools });
         } else {
             share = share_with(SubLayerPlan::resident(weights), true)?;
-            if share.bytes() > left && architecture.latent().is_some() {
+            if share.bytes() > left && architecture.latents().next().is_some() {
                 return Err(too_small(&share, 0));
             }
             if share.bytes() > left {
@@ -481,7 +482,7 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
         }
     }
     let head_dim = architecture.most_of_attentions(|of| of.head_dim.max(of.value_dim));
-    if head_dim > 576 {
+    if head_dim > ATTENTION_DIM_MAX {
         let what = format!("attention heads of {head_dim} elements");
         return Err(ModelError::NotOnGpu { what });
     }
@@ -492,8 +493,9 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
             return Err(ModelError::NotOnGpu { what });
         }
         // Such rows have kernels of their own, which know positions only.
-        let rows = architecture.latent().map(|(latent, _)| (latent.rank, latent.rotary));
-        if of.pooled().is_some_and(|length| length > 1) && rows == Some((512, 64)) {
+        let is_other = |latent: Latent| (latent.rank, latent.rotary) == (512, 64);
+        let has_kernels = architecture.latents().any(|(latent, _)| is_other(latent));
+        if of.pooled().is_some_and(|length| length > 1) && has_kernels {
             let what = "pools of keys of latent attention with 512 + 64 elements".to_owned();
             return Err(ModelError::NotOnGpu { what });
         }
@@ -668,13 +670,16 @@ fn upload_latent_tables(
     weights: &Weights,
 ) -> Result<(), CudaError> {
     let at = &plan.activations.latent;
+    for tables in &at.tables {
+        let ids = (0..tables.ids_count).map(|entry| (entry % tables.count) as u32);
+        gpu.upload(&ids.collect::<Vec<u32>>(), arena.activation(tables.ids))?;
+    }
+    if let Some(most) = at.tables.iter().map(|tables| tables.count as u32).max() {
+        gpu.upload(&(0..=most).collect::<Vec<u32>>(), arena.activation(at.single))?;
+    }
     for (layer, of) in weights.layers.iter().enumerate() {
         let stacks = of.attention.head_matrices();
         let Some(heads) = stacks.first().map(|stack| stack.heads) else { continue };
-        let ids: Vec<u32> = (0..at.ids_count).map(|entry| (entry % heads) as u32).collect();
-        gpu.upload(&ids, arena.activation(at.ids))?;
-        let single: Vec<u32> = (0..=heads as u32).collect();
-        gpu.upload(&single, arena.activation(at.single))?;
         for (index, stack) in stacks.into_iter().enumerate() {
             let first = plan.weights.layers[layer][stack.matrix.part];
             let first = arena.dense(first.expect("only experts of such models stay outside"));

@@ -77,11 +77,11 @@ impl CudaBackend {
             ..HeadInput::plain(self.float(projected))
         };
         let (q, k) = (input(at.q, vectors.q_norm), input(at.k, vectors.k_norm));
-        let key_norm_dim = step.attention().head_dim;
+        let key_norm_dims = [step.attention().head_dim, 0];
         let rotary_from = self.own_rotation(step).rotary_from;
         self.take_inputs(
             step,
-            HeadInputs { q, k, v: HeadInput::none(), key_norm_dim, rotary_from },
+            HeadInputs { q, k, v: HeadInput::none(), key_norm_dims, rotary_from },
         )?;
         self.write_entries(step)
     }
@@ -99,7 +99,7 @@ impl CudaBackend {
         let inputs = |q, k, v, heads, width, rotation| AttentionInputs {
             q,
             k,
-            key_norm_dim: width,
+            key_norm_dims: [width, 0],
             v,
             heads,
             norm_epsilon: step.architecture.norm_epsilon,

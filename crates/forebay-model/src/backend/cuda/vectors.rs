@@ -53,7 +53,7 @@ pub struct LayerVectors {
     pub sinks: Option<usize>,
     /// Norm of compressed queries in latent attention.
     pub q_a_norm: Option<usize>,
-    /// Norm of latent vectors in latent attention.
+    /// Norm of latent vectors in latent attention, followed by that of the rotating part of keys, if this is normed.
     pub kv_a_norm: Option<usize>,
     /// Bias of the gates and norm of compressed entries and of the keys of their indexer.
     pub compressors: [Option<[usize; 2]>; 2],
@@ -262,7 +262,8 @@ impl Vectors {
             }
             AttentionWeights::Latent(weights) => {
                 of.q_a_norm = weights.q_a.as_ref().map(|(_, norm)| self.append(norm));
-                of.kv_a_norm = Some(self.append(&weights.kv_a_norm));
+                let both = [&weights.kv_a_norm[..], weights.rotary_norm.as_deref().unwrap_or(&[])];
+                of.kv_a_norm = Some(self.append(&both.concat()));
             }
             AttentionWeights::Delta(_) | AttentionWeights::None => {}
             AttentionWeights::Shared(weights) => {
