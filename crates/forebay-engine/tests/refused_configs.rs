@@ -3,7 +3,11 @@
 
 mod support;
 
+use std::path::Path;
+
 use forebay_engine::{Session, SessionOptions};
+use forebay_format::Catalog;
+use forebay_model::Architecture;
 use serde_json::{Value, json};
 use support::{changed, with_causes};
 
@@ -327,4 +331,64 @@ fn rope_factors_of_a_wrong_length_are_refused() {
     let scaling = json!({"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]});
     let Some(error) = error_of("phi3", &[("rope_scaling", scaling)]) else { return };
     assert!(error.contains("short_factor"), "{error}");
+}
+
+#[test]
+fn variants_of_dots_and_minimax_are_refused() {
+    for (name, key, value, named) in [
+        ("dots3_note", "use_dsa", json!(false), "use_dsa"),
+        ("dots3_note", "k_rope_only_layernorm", json!(false), "k_rope_only_layernorm"),
+        ("dots3_note", "attention_gate_type", json!("elementwise"), "attention_gate_type"),
+        ("dots3_note", "swa_attention_gate_type", json!("elementwise"), "swa_attention_gate_type"),
+        ("dots3_note", "normalization", json!("LayerNorm"), "normalization"),
+        ("dots3_note", "use_dynamic_rsf", json!(true), "use_dynamic_rsf"),
+        ("dots3_note", "layer_types", json!(["full_attention", "full_attention"]), "layer_types"),
+        ("dots3_note", "swa_kv_lora_rank", json!(24), "layers.1.self_attn"),
+        ("dots3_note", "swa_num_attention_heads", json!(0), "heads"),
+        ("dots3_note", "qk_rope_head_dim", json!(7), "rotary dimension"),
+        ("minimax", "postnorm", json!(false), "postnorm"),
+        ("minimax", "shared_intermediate_size", json!(64), "shared_intermediate_size"),
+        ("minimax", "layernorm_mlp_alpha", json!(1.5), "layernorm_mlp_alpha"),
+        ("minimax", "layernorm_linear_attention_beta", json!(0.5), "layernorm_linear"),
+        ("minimax", "layernorm_full_attention_alpha", json!(-1.7), "layernorm"),
+        (
+            "minimax",
+            "layer_types",
+            json!(["sliding_attention", "full_attention"]),
+            "sliding_window",
+        ),
+    ] {
+        let Some(error) = error_of(name, &[(key, value.clone())]) else { return };
+        assert!(error.contains(named), "{name}, {key} {value}: {error}");
+    }
+}
+
+#[test]
+fn published_configurations_of_dots_and_minimax_are_those_of_transformers() {
+    let minimax_kinds = |config: &mut Value| {
+        let keys = config.as_object_mut().unwrap();
+        keys.retain(|key, _| !key.ends_with("_factor") && key != "layer_types");
+        keys.insert("shared_moe_mode".into(), json!("sigmoid"));
+        keys.insert("postnorm".into(), json!(true));
+    };
+    let rescaled = |config: &mut Value| {
+        config.as_object_mut().unwrap().remove("apply_mla_qkv_lora_rescale");
+    };
+    let changes: [(&str, &str, &dyn Fn(&mut Value)); 3] = [
+        ("minimax", "minimax_text_01", &minimax_kinds),
+        ("minimax", "minimax_m1", &minimax_kinds),
+        ("dots3_note", "dots3_note", &rescaled),
+    ];
+    for (name, published, change) in changes {
+        let Some(usual) = changed(name, |_| {}) else { return };
+        let other = changed(name, |config| {
+            config["model_type"] = json!(published);
+            change(config);
+        });
+        let describe = |folder: &Path| {
+            let catalog = Catalog::open(folder).unwrap();
+            format!("{:?}", Architecture::from_catalog(&catalog).unwrap())
+        };
+        assert_eq!(describe(other.unwrap().path()), describe(usual.path()), "{published}");
+    }
 }
