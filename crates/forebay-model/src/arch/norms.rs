@@ -99,12 +99,14 @@ impl Architecture {
             let fits = factor.is_finite() && factor > 0.0;
             check("factor of normed inputs", factor, fits, "it must be positive")?;
             let fits = is_plain
+                && self.layers.iter().all(|layer| layer.feed_forward.has_experts())
                 && (0..self.layers.len()).all(|layer| self.norms_of(layer) == NormLayout::Pre)
                 && self.residual_gates.is_none()
                 && !self.layer_scales
                 && self.residual_scale == 1.0
                 && self.convolutions.is_none();
-            let expected = "forebay knows them with one residual stream and norms before blocks";
+            let expected =
+                "forebay knows them with experts, one residual stream, and norms before blocks";
             check("outputs that are added to normed inputs", "present", fits, expected)?;
         }
         let has_both =

@@ -176,6 +176,11 @@ impl CpuBackend {
         norm_in_place(&self.cpu, out, post_norm, step.architecture.post_norm_epsilon);
         let width = step.architecture.stream_width();
         let x = &mut self.scratch.x[..step.count * width];
+        if let Some(factor) = step.architecture.normed_residual {
+            // The input of the block whose output is added.
+            x.copy_from_slice(&self.scratch.normed[..step.count * hidden]);
+            self.cpu.scale_in_place(x, factor);
+        }
         if let Some(gate) = gate {
             self.cpu.multiply_columns(x, &gate.keep);
         }
@@ -440,11 +445,6 @@ impl Backend for CpuBackend {
         let x = &scratch.x[..step.count * step.architecture.stream_width()];
         let normed = &mut scratch.normed[..step.count * step.architecture.hidden];
         input.write(cpu, &mut scratch.streams, x, &of, normed);
-        if let Some(factor) = step.architecture.normed_residual {
-            let x = &mut scratch.x[..normed.len()];
-            x.copy_from_slice(normed);
-            cpu.scale_in_place(x, factor);
-        }
         if block == NextBlock::Attention {
             scratch.keep_input(step);
         }

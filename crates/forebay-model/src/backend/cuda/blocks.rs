@@ -61,10 +61,6 @@ impl CudaBackend {
         };
         let (out, form) = (Normed { rows, also }, device_form(form));
         self.gpu.norm_of_scaled(form, x, (added, factor), &norm, out, (step.count, flag))?;
-        let replaces = has_input && block != NextBlock::Head;
-        if let Some(factor) = step.architecture.normed_residual.filter(|_| replaces) {
-            self.gpu.copy_scaled(x, rows, step.count * step.architecture.hidden, factor)?;
-        }
         match block {
             NextBlock::Attention => self.keep_input(step),
             _ => Ok(()),
@@ -90,6 +86,11 @@ impl CudaBackend {
         let usual = Added::Rows(self.float(self.at().block_out));
         let added = self.lanes.current_mut().outputs.take().unwrap_or(usual);
         let added = self.post_norm(step, block, added)?;
+        if let Some(factor) = step.architecture.normed_residual {
+            // The input of the block whose output is added. Such models have experts, so no such input is on the host.
+            let [x, input] = [self.at().x, self.at().normed].map(|at| self.float(at));
+            self.gpu.copy_scaled(x, input, step.count * step.architecture.hidden, factor)?;
+        }
         if let Some(gate) = self.gate_vectors(step, block) {
             let (x, keep) = (self.float(self.at().x), self.vectors().offset(gate.keep));
             self.gpu.multiply_columns(x, keep, step.count, step.architecture.hidden)?;

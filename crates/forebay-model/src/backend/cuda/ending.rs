@@ -217,10 +217,11 @@ impl CudaBackend {
     /// Pauses a pass: completes the residual stream and keeps a copy of it.
     pub(super) fn pause_pass(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         assert!(self.can_pause(), "a pass that cannot pause");
-        // A prediction of streams belongs to the next layer, and so does a norm that changes the stream.
-        let changes = step.architecture.active_stream().is_some()
-            || step.architecture.normed_residual.is_some();
-        let block = if changes { NextBlock::NGrams } else { NextBlock::Attention };
+        // A prediction of streams belongs to the next layer.
+        let block = match step.architecture.active_stream() {
+            Some(_) => NextBlock::NGrams,
+            None => NextBlock::Attention,
+        };
         self.norm(step, block, true)?;
         self.copy_stream(step, self.at().x, self.at().paused)?;
         self.exchange.queue_down(&self.gpu, End::Nothing, 0)?;
