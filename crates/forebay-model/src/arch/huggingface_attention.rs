@@ -165,14 +165,18 @@ fn heads_of_windows(
 /// by layer (transformers 5).
 struct Lengths<'c, 'a> {
     config: &'c Config<'a>,
-    of_windows: Option<Option<Config<'a>>>,
+    are_of_windows: bool,
+    /// What the configuration says of each of these layers.
+    by_layer: Option<Config<'a>>,
 }
 
 impl Lengths<'_, '_> {
     fn optional_count(&self, key: &str) -> Result<Option<usize>, ModelError> {
-        let Some(by_layer) = &self.of_windows else { return self.config.optional_count(key) };
-        let said = self.config.optional_count(&format!("swa_{key}"))?;
-        let by_layer = by_layer.as_ref().map_or(Ok(None), |own| own.optional_count(key))?;
+        let said = match self.are_of_windows {
+            true => self.config.optional_count(&format!("swa_{key}"))?,
+            false => None,
+        };
+        let by_layer = self.by_layer.as_ref().map_or(Ok(None), |own| own.optional_count(key))?;
         said.or(by_layer).map_or_else(|| self.config.optional_count(key), |own| Ok(Some(own)))
     }
 
@@ -210,8 +214,8 @@ fn lengths_of_windows<'c, 'a>(
 ) -> Result<Option<Lengths<'c, 'a>>, ModelError> {
     for layer in 0..config.count("num_hidden_layers")? {
         if window(config, family, layer)?.is_some() {
-            let of_windows = Some(of_layers(config, family, true)?);
-            return Ok(Some(Lengths { config, of_windows }));
+            let by_layer = of_layers(config, family, true)?;
+            return Ok(Some(Lengths { config, are_of_windows: true, by_layer }));
         }
     }
     Ok(None)
@@ -219,7 +223,8 @@ fn lengths_of_windows<'c, 'a>(
 
 /// Returns the shapes of multi-head latent attention, and their rotations.
 fn latent(config: &Config<'_>, family: &Family) -> Result<(Vec<Attention>, Vec<Rope>), ModelError> {
-    let (latent, heads) = Lengths { config, of_windows: None }.latent(family)?;
+    let (latent, heads) =
+        Lengths { config, are_of_windows: false, by_layer: None }.latent(family)?;
     // The lengths of heads follow from those of their parts, and the latent vector serves all heads.
     config.note(&["head_dim", "num_key_value_heads", "partial_rotary_factor"]);
     for key in ["attention_bias", "qkv_bias"] {
