@@ -212,6 +212,7 @@ pub const GGUF: &[&str] = &[
     "hunyuan_vl",
     "plm",
     "minicpm3",
+    "mistral3_moe",
     "dots3note",
     "minimax_01",
     "spark2_5",

@@ -65,6 +65,7 @@ pub(super) const FAMILIES: &[Family] = &[
         files: Files { gguf: &["mistral3"], huggingface: &["ministral3"], ..Files::BASE },
         attention: Attention { windows: Windows::NotInGguf, ..Attention::BASE },
         rotation: Rotation { gguf: RopeLayout::Interleaved, tempered: true, ..Rotation::BASE },
+        feed_forward: FeedForward { experts: true, dense_too: true, ..FeedForward::BASE },
         ..Family::BASE
     },
     // Every fourth layer has no rotation.
