@@ -374,7 +374,8 @@ fn published_configurations_of_dots_and_minimax_are_those_of_transformers() {
     let rescaled = |config: &mut Value| {
         config.as_object_mut().unwrap().remove("apply_mla_qkv_lora_rescale");
     };
-    let changes: [(&str, &str, &dyn Fn(&mut Value)); 3] = [
+    type Change<'a> = &'a dyn Fn(&mut Value);
+    let changes: [(&str, &str, Change<'_>); 3] = [
         ("minimax", "minimax_text_01", &minimax_kinds),
         ("minimax", "minimax_m1", &minimax_kinds),
         ("dots3_note", "dots3_note", &rescaled),
