@@ -364,6 +364,15 @@ fn variants_of_dots_and_minimax_are_refused() {
 }
 
 #[test]
+fn windows_beside_indexers_are_refused_in_other_families() {
+    for name in ["deepseek_v32", "glm_moe_dsa"] {
+        let windows = [("use_sliding_window", json!(true)), ("sliding_window", json!(16))];
+        let Some(error) = error_of(name, &windows) else { return };
+        assert!(error.contains("window"), "{name}: {error}");
+    }
+}
+
+#[test]
 fn published_configurations_of_dots_and_minimax_are_those_of_transformers() {
     let minimax_kinds = |config: &mut Value| {
         let keys = config.as_object_mut().unwrap();

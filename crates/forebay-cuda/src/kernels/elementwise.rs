@@ -127,13 +127,7 @@ impl Gpu {
         count: usize,
         factor: f32,
     ) -> Result<(), CudaError> {
-        let grid = (blocks(count), 1, 1);
-        Launch::new(self.kernel("elementwise", "add_scaled")?, grid, (THREADS as u32, 1, 1))
-            .ptr(x, count)
-            .ptr(y, count)
-            .u64(count as u64)
-            .float(factor)
-            .run(self)
+        self.scaled("add_scaled", [x, y], count, factor)
     }
 
     /// Writes `count` values of `y`, times `factor`, to `x`.
@@ -150,8 +144,19 @@ impl Gpu {
         count: usize,
         factor: f32,
     ) -> Result<(), CudaError> {
+        self.scaled("copy_scaled", [x, y], count, factor)
+    }
+
+    /// Launches a kernel that takes `count` values of `x`, as many of `y`, and a factor.
+    fn scaled(
+        &self,
+        kernel: &'static str,
+        [x, y]: [DevicePtr<f32>; 2],
+        count: usize,
+        factor: f32,
+    ) -> Result<(), CudaError> {
         let grid = (blocks(count), 1, 1);
-        Launch::new(self.kernel("elementwise", "copy_scaled")?, grid, (THREADS as u32, 1, 1))
+        Launch::new(self.kernel("elementwise", kernel)?, grid, (THREADS as u32, 1, 1))
             .ptr(x, count)
             .ptr(y, count)
             .u64(count as u64)

@@ -212,7 +212,7 @@ fn attention_and_ropes(
         attentions.into_iter().map(|attention| Attention { qk_norm, ..attention }).collect();
     let ropes = used(ropes(keys, family, layers, &attentions, catalog)?, layers);
     let indexer = indexer(keys, family, layers)?;
-    let choices = choices(catalog, keys, family, layers)?;
+    let choices = choices(catalog, keys, family, layers.len())?;
     Ok(with_indexer(attentions, ropes, indexer, layers, (&choices, family)))
 }
 

@@ -72,7 +72,7 @@ pub(super) fn choices(
     catalog: &Catalog,
     keys: &Keys<'_>,
     family: &Family,
-    layers: &[Layer],
+    count: usize,
 ) -> Result<Vec<Choice>, ModelError> {
     let types = match family.attention.shares_choices {
         true => types(keys)?,
@@ -80,8 +80,6 @@ pub(super) fn choices(
     };
     let of = |layer: usize| match family.attention.indexer {
         None => Ok(Choice::All),
-        // Layers with a window see all of it.
-        Some(Indexers::Keys(_)) if layers[layer].window.is_some() => Ok(Choice::All),
         Some(Indexers::Keys(_) | Indexers::GatedPools) => match types.as_deref() {
             None => Ok(Choice::Own),
             Some(types) => match types.get(layer) {
@@ -102,7 +100,7 @@ pub(super) fn choices(
             Ok(Choice::of(ratio.is_some_and(|ratio| ratio > 0)))
         }
     };
-    (0..layers.len()).map(of).collect()
+    (0..count).map(of).collect()
 }
 
 /// Returns for each layer if it has an indexer of its own, if the file says so.

@@ -100,9 +100,7 @@ pub(super) fn choices(
 ) -> Result<Vec<Choice>, ModelError> {
     let of = |(index, layer): (usize, &Layer)| {
         let attends = layer.mixer.attends();
-        // Layers with a window see all of it.
-        let may_choose = attends && layer.window.is_none();
-        let choice = Choice::of(may_choose && is_indexed(config, family, index)?);
+        let choice = Choice::of(attends && is_indexed(config, family, index)?);
         match choice == Choice::Own && family.attention.shares_choices {
             true => shared_choice(config, index),
             false => Ok(choice),

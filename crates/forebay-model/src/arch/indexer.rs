@@ -39,7 +39,8 @@ impl Choice {
 }
 
 /// Adds an indexer to the description of attention, and its rotation to the ropes if there is one. `choices` are those of the
-/// layers. If they differ, the shapes of attention follow each other in the order of [`Choice`], and the layers get theirs.
+/// layers, except that layers with a window see all of it in families that have such. If they differ, the shapes of attention
+/// follow each other in the order of [`Choice`], and the layers get theirs.
 pub(super) fn with_indexer(
     attentions: Vec<Attention>,
     mut ropes: Vec<Rope>,
@@ -48,8 +49,15 @@ pub(super) fn with_indexer(
     (choices, family): (&[Choice], &Family),
 ) -> (Vec<Attention>, Vec<Rope>) {
     let attends = |layer: &Layer| layer.mixer.attends();
+    // Other families have no windows beside indexers, and are refused with them.
+    let sees_window = |layer: &Layer| family.attention.window.is_some() && layer.window.is_some();
+    let of_layer = |(layer, own): (&Layer, &Choice)| match sees_window(layer) {
+        true => Choice::All,
+        false => *own,
+    };
+    let choices: Vec<Choice> = layers.iter().zip(choices).map(of_layer).collect();
     let is_made = |choice: Choice| {
-        layers.iter().zip(choices).any(|(layer, own)| attends(layer) && *own == choice)
+        layers.iter().zip(&choices).any(|(layer, own)| attends(layer) && *own == choice)
     };
     let [all, own, shared] = [Choice::All, Choice::Own, Choice::Shared].map(is_made);
     let Some(shape) = shape.filter(|_| own || shared) else { return (attentions, ropes) };
@@ -70,7 +78,7 @@ pub(super) fn with_indexer(
     ];
     let mut found = Vec::new();
     for (choice, _, indexer) in kinds.into_iter().filter(|(_, is_made, _)| *is_made) {
-        let of_choice = layers.iter_mut().zip(choices).filter(|(_, own)| **own == choice);
+        let of_choice = layers.iter_mut().zip(&choices).filter(|(_, own)| **own == choice);
         for (layer, _) in of_choice.filter(|(layer, _)| attends(layer)) {
             layer.attention += found.len();
         }

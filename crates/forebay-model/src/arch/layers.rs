@@ -1,5 +1,7 @@
 //! Questions about the kinds of layers of a model.
 
+use std::collections::BTreeSet;
+
 use forebay_compute::Gating;
 
 use super::architecture::{
@@ -115,6 +117,11 @@ impl Architecture {
     /// Returns the shapes of latent attention with their numbers of heads; none if no layer has it.
     pub fn latents(&self) -> impl Iterator<Item = (Latent, usize)> {
         self.attentions.iter().filter_map(|of| of.latent.map(|latent| (latent, of.heads)))
+    }
+
+    /// Returns the numbers of heads of layers with latent attention.
+    pub(crate) fn latent_head_counts(&self) -> BTreeSet<usize> {
+        self.latents().map(|(_, heads)| heads).collect()
     }
 
     /// Returns the largest value of the shapes of latent attention with their numbers of heads.

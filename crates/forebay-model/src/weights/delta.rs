@@ -78,41 +78,32 @@ impl LayerBuilder<'_> {
             StateRule::ShortConvolution => self.short_convolution(tensors, dense, shape)?,
         };
         let Projections { products, second, parts, columns, factors, selective } = projections;
-        if shape.rule == StateRule::ShortConvolution {
-            let convolution = self.convolution(tensors, shape)?;
-            let none = Vec::new;
-            return Ok(DeltaWeights {
-                products,
-                second,
-                parts,
-                columns,
-                factors,
-                selective,
-                convolution,
-                convolution_bias: None,
-                decay: none(),
-                step: none(),
-                skip: None,
-                norm: none(),
-            });
-        }
-        if shape.rule == StateRule::Lightning {
-            let layers = self.architecture.main_layers();
-            return Ok(DeltaWeights {
-                products,
-                second,
-                parts,
-                columns,
-                factors,
-                selective,
+        let weights = DeltaWeights {
+            products,
+            second,
+            parts,
+            columns,
+            factors,
+            selective,
+            convolution: match shape.rule {
                 // Values pass through as they are.
-                convolution: vec![1.0; shape.channels()],
-                convolution_bias: None,
-                decay: shape.lightning_decays(self.index, layers),
-                step: Vec::new(),
-                skip: None,
-                norm: tensors.vector(&self.name("delta_norm"), shape.value_width())?,
-            });
+                StateRule::Lightning => vec![1.0; shape.channels()],
+                _ => self.convolution(tensors, shape)?,
+            },
+            convolution_bias: None,
+            decay: Vec::new(),
+            step: Vec::new(),
+            skip: None,
+            norm: Vec::new(),
+        };
+        match shape.rule {
+            StateRule::ShortConvolution => return Ok(weights),
+            StateRule::Lightning => {
+                let decay = shape.lightning_decays(self.index, self.architecture.main_layers());
+                let norm = tensors.vector(&self.name("delta_norm"), shape.value_width())?;
+                return Ok(DeltaWeights { decay, norm, ..weights });
+            }
+            _ => {}
         }
         let is_mamba = matches!(shape.rule, StateRule::Mamba | StateRule::Mamba2);
         // Numbers of rates, of steps, and of factors of values.
@@ -130,13 +121,6 @@ impl LayerBuilder<'_> {
             Naming::Gguf => {}
         }
         Ok(DeltaWeights {
-            products,
-            second,
-            parts,
-            columns,
-            factors,
-            selective,
-            convolution: self.convolution(tensors, shape)?,
             convolution_bias: tensors
                 .optional_vector(&self.name("delta_convolution_bias"), shape.channels())?
                 .map(|stored| {
@@ -154,6 +138,7 @@ impl LayerBuilder<'_> {
                 true => tensors.flat_vector(&self.name("delta_norm"), shape.value_width())?,
                 false => tensors.vector(&self.name("delta_norm"), shape.value_dim)?,
             },
+            ..weights
         })
     }
 

@@ -34,6 +34,13 @@ pub(super) struct RowsOfHeads {
     rows: Vec<u32>,
 }
 
+impl RowsOfHeads {
+    fn new(heads: usize, batch: usize) -> RowsOfHeads {
+        let of = |head| (0..batch).map(move |token| (token * heads + head) as u32);
+        RowsOfHeads { heads, rows: (0..heads).flat_map(of).collect() }
+    }
+}
+
 /// Returns the rows of each head of a layer with `heads` heads.
 pub(super) fn rows_of_heads(of: &[RowsOfHeads], heads: usize) -> &[u32] {
     let own = of.iter().find(|of| of.heads == heads);
@@ -42,13 +49,8 @@ pub(super) fn rows_of_heads(of: &[RowsOfHeads], heads: usize) -> &[u32] {
 
 impl LatentScratch {
     pub fn reserve(architecture: &Architecture, batch: usize) -> LatentScratch {
-        let mut rows: Vec<RowsOfHeads> = Vec::new();
-        for (_, heads) in architecture.latents() {
-            if rows.iter().all(|of| of.heads != heads) {
-                let of = |head| (0..batch).map(move |token| (token * heads + head) as u32);
-                rows.push(RowsOfHeads { heads, rows: (0..heads).flat_map(of).collect() });
-            }
-        }
+        let counts = architecture.latent_head_counts();
+        let rows = counts.iter().map(|heads| RowsOfHeads::new(*heads, batch)).collect();
         let widths = Widths::of(architecture);
         let floats = |width: usize| vec![0.0; batch * width];
         LatentScratch {
@@ -62,7 +64,7 @@ impl LatentScratch {
             values: floats(widths.values),
             rows,
             batch,
-            jobs: Vec::with_capacity(2 * architecture.most_of_latents(|_, heads| heads)),
+            jobs: Vec::with_capacity(2 * counts.last().copied().unwrap_or(0)),
         }
     }
 

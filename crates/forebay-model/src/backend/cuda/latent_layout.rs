@@ -1,5 +1,7 @@
 //! Activations of latent attention.
 
+use std::collections::BTreeSet;
+
 use forebay_cuda::DECODE_ROWS;
 
 /// Elements of a token.
@@ -45,12 +47,12 @@ pub struct HeadTables {
 impl LatentLayout {
     /// Returns the layout for layers with these numbers of heads.
     pub fn new(
-        counts: &[usize],
+        counts: &BTreeSet<usize>,
         width: &LatentWidths,
         batch: usize,
         words: &mut impl FnMut(usize) -> u64,
     ) -> LatentLayout {
-        let Some(most) = counts.iter().max() else { return LatentLayout::default() };
+        let Some(most) = counts.last() else { return LatentLayout::default() };
         LatentLayout {
             q_a: words(batch * width.q_a),
             q: words(batch * width.q),

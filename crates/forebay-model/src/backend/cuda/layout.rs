@@ -1,7 +1,5 @@
 //! Layout of device memory, computed before any memory is reserved.
 
-use std::collections::BTreeSet;
-
 use forebay_cuda::{
     AddressTables, AttentionScratchSize, DECODE_ROWS, ExpertFetch, FETCHED_PAIRS_MAX, LANES,
     RoundedActivations, TOP_K_MAX, TopK,
@@ -431,9 +429,8 @@ impl ActivationLayout {
         let own_inputs = architecture.expert_layers().any(has_own_input);
         // Groups of heads have matrices of their own, too.
         let groups = architecture.attentions.iter().filter_map(|of| Some(of.shared?.output_groups));
-        let head_counts: BTreeSet<usize> =
-            architecture.latents().map(|(_, heads)| heads).chain(groups).collect();
-        let head_counts: Vec<usize> = head_counts.into_iter().collect();
+        let mut head_counts = architecture.latent_head_counts();
+        head_counts.extend(groups);
         let heads_of_latent = head_counts.last().copied().unwrap_or(0);
         let width = Widths::of(architecture);
         let (used, experts) = (width.used, width.experts);

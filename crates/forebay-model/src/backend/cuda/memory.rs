@@ -493,8 +493,8 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
             return Err(ModelError::NotOnGpu { what });
         }
         // Such rows have kernels of their own, which know positions only.
-        let is_other = |latent: Latent| (latent.rank, latent.rotary) == (512, 64);
-        let has_kernels = architecture.latents().any(|(latent, _)| is_other(latent));
+        let has_kernel = |latent: Latent| (latent.rank, latent.rotary) == (512, 64);
+        let has_kernels = architecture.latents().any(|(latent, _)| has_kernel(latent));
         if of.pooled().is_some_and(|length| length > 1) && has_kernels {
             let what = "pools of keys of latent attention with 512 + 64 elements".to_owned();
             return Err(ModelError::NotOnGpu { what });
