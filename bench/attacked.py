@@ -33,13 +33,14 @@ class Server:
         started = time.monotonic()
         while not (line := re.search(r"answers at http://127\.0\.0\.1:(\d+)", self.text())):
             if self.process.poll() is not None or time.monotonic() - started > 60:
+                self.process.kill()
                 raise SystemExit("the server does not start:\n" + self.text())
             time.sleep(0.05)
         self.port = int(line[1])
 
     def text(self):
-        self.log.seek(0)
-        return self.log.read()
+        # The program writes at the position of the same file, which reading must not move.
+        return os.pread(self.log.fileno(), os.fstat(self.log.fileno()).st_size, 0).decode(errors="replace")
 
     def resident(self):
         return int(pathlib.Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * resource.getpagesize()

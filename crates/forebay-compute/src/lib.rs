@@ -16,6 +16,7 @@ mod ops;
 mod pool;
 mod recurrent;
 mod row_kind;
+mod scheduling;
 mod short_convolution;
 mod simd;
 mod streams;
@@ -41,5 +42,6 @@ pub use recurrent::{
     StateRun,
 };
 pub use row_kind::RowKind;
+pub use scheduling::run_promptly;
 pub use short_convolution::ShortConvolution;
 pub use streams::{STREAMS_MAX, StreamMixing, StreamPrediction, StreamShape};

@@ -55,6 +55,7 @@ pub use engine::Engine;
 pub use error::EngineError;
 pub use features::Feature;
 pub use followed::RoutingSource;
+pub use forebay_compute::run_promptly;
 pub use forebay_kv::{
     Access as KvAccess, DiskError as KvDiskError, DiskFaults as KvDiskFaults,
     DiskOptions as KvDiskOptions, DiskStatistics as KvDiskStatistics, DiskStore as KvDiskStore,

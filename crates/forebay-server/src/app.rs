@@ -1,6 +1,7 @@
 //! What all handlers share.
 
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_requests::{Prepared, Refusal, Wanted};
@@ -46,14 +47,19 @@ const PREPARING: PoolOptions = PoolOptions {
     stack_bytes: 64 << 20,
 };
 
-/// Threads for requests with a grammar, some of which take minutes. So other requests of the caller do not wait for them.
-const COMPILING: PoolOptions = PoolOptions {
-    name: "compiling",
-    work: "preparing the prompt and the grammar",
-    waiting_time: PREPARING_TIME,
-    stack_bytes: forebay_grammar::COMPILING_STACK_BYTES,
-    ..PREPARING
-};
+/// Returns the options of the threads for requests with a grammar, some of which take minutes. So other requests of the caller do
+/// not wait for them, and one caller takes half of the processors at most.
+fn compiling() -> PoolOptions {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    PoolOptions {
+        name: "compiling",
+        work: "preparing the prompt and the grammar",
+        threads_each: (processors / 2).clamp(1, PREPARING.threads_each),
+        waiting_time: PREPARING_TIME,
+        stack_bytes: forebay_grammar::COMPILING_STACK_BYTES,
+        ..PREPARING
+    }
+}
 
 /// What all handlers share.
 pub struct App {
@@ -95,7 +101,7 @@ impl App {
             rules,
             short: Pool::new(SHORT),
             preparing: Pool::new(PREPARING),
-            compiling: Pool::new(COMPILING),
+            compiling: Pool::new(compiling()),
             requests: Quota::new("requests", REQUESTS_MAX, several),
             body_bytes: Quota::of_bytes("requests", BODIES_MAX.saturating_mul(body_bytes), several),
             pulls: Quota::new("pulls", ollama::PULLS_MAX, several),

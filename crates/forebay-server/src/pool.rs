@@ -19,11 +19,11 @@ use crate::caller::{Caller, Share};
 use crate::error::ApiError;
 
 /// Time after which work is no longer urgent: its thread then gives way to the engine and to shorter work.
-const URGENT: Duration = Duration::from_millis(100);
+const URGENT: Duration = Duration::from_millis(20);
 /// Limit of work and of waits without one.
 pub const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// Priority of work that is not urgent, as by `nice`. It has a third of the time of a thread of usual priority.
-const NICE: i32 = 5;
+/// Priority of work that is not urgent, as by `nice`. It has a tenth of the time of a thread of usual priority.
+const NICE: i32 = 10;
 /// Longest time of work from its start, in multiples of the processor time that it may take.
 const BUSY_MACHINE: u32 = 4;
 

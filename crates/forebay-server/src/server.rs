@@ -121,6 +121,11 @@ impl Listener {
         let runtime = Builder::new_multi_thread()
             .worker_threads(THREADS)
             .thread_name("server")
+            .on_thread_start(|| {
+                if let Err(error) = forebay_engine::run_promptly() {
+                    tracing::debug!("threads that talk to clients may wait for others: {error}");
+                }
+            })
             .enable_io()
             .enable_time()
             .build()?;

@@ -8,8 +8,8 @@
 //! fewest. Where a pass of many rows takes hardly longer, all generate. Otherwise, the requests of a caller take turns.
 //!
 //! Over a second, callers that ask all the time have equal parts of the time of passes, too. While one has had clearly less than
-//! others, two of three passes are its own: others have rows in them as far as these cost nearly nothing. So a caller that asks now
-//! and then hardly waits for one that always does.
+//! others, two thirds of the time are its own: others have rows in its passes as far as these cost nearly nothing. So a caller that
+//! asks now and then hardly waits for one that always does.
 //!
 //! Most callers ask again soon. So a caller counts for a moment after its last request, too: a place is left free for it, and
 //! passes of others stay as short as if it were there. Its next request then neither suspends another one nor waits for a long
@@ -36,9 +36,10 @@ const AHEAD: f64 = 0.1;
 /// Passes whose time a caller may have had more, if that is longer. Otherwise callers would take turns with long passes of their
 /// own, although passes together are quicker.
 const AHEAD_PASSES: f64 = 2.0;
-/// Most passes in a row from which callers that are ahead are left out, so that the time between two of their tokens grows to
-/// about three times at most.
-const WITHOUT_AHEAD_MAX: u32 = 2;
+/// Most time of passes in a row from which callers that are ahead are left out, in usual times of a pass that leaves out none. So the time
+/// between two of their tokens grows to about three times at most. Counted in passes, callers whose rows make passes long would
+/// have most of the time.
+const WITHOUT_AHEAD_MAX: f64 = 2.0;
 /// How much longer a pass may be because of rows of callers that are ahead.
 const LONGER: f64 = 0.1;
 
@@ -61,8 +62,10 @@ pub struct Shares {
     pass_seconds: Option<f64>,
     /// The callers that the next pass leaves out, because they have had more time than others.
     ahead: Vec<u64>,
-    /// Number of passes in a row that left some out.
-    without_ahead: u32,
+    /// Seconds of passes in a row that left some out.
+    without_ahead: f64,
+    /// Usual seconds of a pass that leaves out none.
+    with_all: Option<f64>,
 }
 
 struct Caller {
@@ -101,7 +104,8 @@ impl Shares {
             noted: Instant::now(),
             pass_seconds: None,
             ahead: Vec::new(),
-            without_ahead: 0,
+            without_ahead: 0.0,
+            with_all: None,
         }
     }
 
@@ -176,6 +180,12 @@ impl Shares {
         let left = (-passed.as_secs_f64() / WINDOW.as_secs_f64()).exp();
         self.noted = now;
         follow(&mut self.pass_seconds, seconds);
+        if self.ahead.is_empty() {
+            self.without_ahead = 0.0;
+            follow(&mut self.with_all, seconds);
+        } else {
+            self.without_ahead += seconds;
+        }
         self.callers.iter_mut().for_each(|caller| caller.used *= left);
         let all: usize = rows.clone().map(|(_, rows)| rows).sum();
         for (share, rows) in rows {
@@ -191,14 +201,13 @@ impl Shares {
         let more = AHEAD.max(AHEAD_PASSES * self.pass_seconds.unwrap_or(0.0));
         let used = |shares: &Shares, share| shares.find(share).map_or(0.0, |caller| caller.used);
         let least = could_run.clone().map(|share| used(self, share)).fold(f64::INFINITY, f64::min);
-        if self.without_ahead < WITHOUT_AHEAD_MAX {
+        if self.without_ahead < WITHOUT_AHEAD_MAX * self.with_all.unwrap_or(0.0) {
             for share in could_run {
                 if used(self, share) > least + more && !self.is_ahead(share) {
                     self.ahead.push(share);
                 }
             }
         }
-        self.without_ahead = if self.ahead.is_empty() { 0 } else { self.without_ahead + 1 };
     }
 
     /// Returns true if the next pass leaves out the rows of this caller that cost time.
@@ -503,6 +512,26 @@ mod tests {
             pass(&mut shares, &[1, 1, 2]);
         }
         assert!((0..20).all(|_| pass(&mut shares, &[1, 1, 2]) == (true, true)));
+    }
+
+    #[test]
+    fn long_passes_of_callers_that_are_ahead_leave_more_passes_to_others() {
+        let mut shares = Shares::new(Duration::from_secs(1));
+        let mut now = shares.noted;
+        count(&mut shares, (now, 0), &[1, 2], &[]);
+        let mut pass = |callers: &[u64]| {
+            shares.find_ahead(callers.iter().copied());
+            let alone = shares.is_ahead(1);
+            let millis = if alone { 2 } else { 10 };
+            now += Duration::from_millis(millis);
+            let rows = [(1, usize::from(!alone)), (2, callers.len() - 1)];
+            shares.note_use(rows.into_iter(), millis as f64 / 1e3, now);
+            alone
+        };
+        assert!((0..100).all(|_| !pass(&[1])));
+        // Of 30 ms, 20 are for the caller that had nothing.
+        let alone: Vec<bool> = (0..22).map(|_| pass(&[1, 2])).collect();
+        assert!(alone.iter().enumerate().all(|(at, alone)| *alone == (at % 11 < 10)), "{alone:?}");
     }
 
     #[test]
