@@ -4,7 +4,7 @@ use super::Finding;
 use super::files::Repository;
 
 /// Crates, each with the crates that it may depend on.
-const LAYERS: [(&str, &[&str]); 21] = [
+const LAYERS: [(&str, &[&str]); 22] = [
     ("forebay-format", &["forebay-codec"]),
     ("forebay-codec", &[]),
     ("forebay-text", &["forebay-format"]),
@@ -79,6 +79,7 @@ const LAYERS: [(&str, &[&str]); 21] = [
         ],
     ),
     ("forebay-dlpack", &["forebay-format"]),
+    ("forebay-modules", &[]),
     (
         "forebay-c",
         &[

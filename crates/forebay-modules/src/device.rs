@@ -1,0 +1,54 @@
+//! What a device does for the stream of weights.
+
+use std::fmt;
+use std::ops::Range;
+
+/// A device with memory, and queues of work that run side by side. Work of one queue runs in order, and begins behind the points of
+/// other queues that it waits for. A caller never waits for the device, except in [`Device::reach`] and for memory of the host.
+pub trait Device: Send + Sync + 'static {
+    /// Weights of a group outside the device, coded or plain.
+    type Weights: Send + Sync;
+    /// A queue of the caller, such as a stream of the library that computes.
+    type Queue: Copy + Send + fmt::Debug;
+    /// A point in a queue. It is reached when all work before it is done.
+    type Point: Clone + Send + 'static;
+
+    /// Queues the work that brings weights into a range of the memory, which is as long as the weights when they are decoded. The
+    /// range may be written when `after` is reached. Returns the point at which the weights are there. May wait for memory of the host.
+    ///
+    /// # Errors
+    /// Returns an error if the weights cannot be read or the device fails. The range then holds anything, and nothing writes to
+    /// it any more.
+    fn load(
+        &self,
+        weights: &Self::Weights,
+        to: Range<u64>,
+        after: &[Self::Point],
+    ) -> Result<Self::Point, DeviceError>;
+
+    /// Lets work that is queued from now on begin behind a point.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    fn wait(&self, queue: Self::Queue, point: &Self::Point) -> Result<(), DeviceError>;
+
+    /// Returns the point behind all work that is queued so far.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    fn mark(&self, queue: Self::Queue) -> Result<Self::Point, DeviceError>;
+
+    /// Returns true if a point is reached.
+    fn is_reached(&self, point: &Self::Point) -> bool;
+
+    /// Waits until a point is reached.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    fn reach(&self, point: &Self::Point) -> Result<(), DeviceError>;
+}
+
+/// An error of a device or of the source of weights.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct DeviceError(pub String);

@@ -1,0 +1,166 @@
+//! Which weights stay in the device from pass to pass.
+
+use crate::room::{Group, aligned};
+
+/// Memory for weights that come and go, in multiples of the largest of them: one in use, one that is next, and one that comes.
+const WINDOW: u64 = 3;
+
+/// What a plan is made from.
+pub struct PlanInput<'a> {
+    /// Bytes of each group in the device.
+    pub bytes: &'a [u64],
+    /// How often each group is used, in any unit.
+    pub uses: &'a [u64],
+    /// The groups in the order of their first use. Those that are not among them are not chosen.
+    pub order: &'a [Group],
+    /// The groups that are needed together.
+    pub units: &'a [Vec<Group>],
+    /// Bytes of device memory for all of them.
+    pub room: u64,
+}
+
+/// The groups that stay in the device from pass to pass, in the order of their first use. The others come and go in the rest of the
+/// memory, where at least each unit fits.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Kept {
+    pub groups: Vec<Group>,
+    /// Bytes that they take up.
+    pub bytes: u64,
+}
+
+impl Kept {
+    /// Chooses those that save most loads. Groups that are used equally often are chosen evenly over a pass, so that those between them
+    /// can come while they are in use.
+    pub fn choose(input: &PlanInput<'_>) -> Kept {
+        let mut sizes: Vec<u64> =
+            input.order.iter().map(|group| aligned(input.bytes[*group])).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let mut best = Kept::default();
+        // As if all that is expected stayed.
+        sizes.insert(0, 0);
+        // The larger the groups that come and go, the less room there is for those that stay.
+        for largest in sizes {
+            let kept = Kept::with_largest(input, largest);
+            if kept.value(input.bytes, input.uses) > best.value(input.bytes, input.uses) {
+                best = kept;
+            }
+        }
+        best
+    }
+
+    /// Chooses groups so that those which come and go have at most so many bytes. Returns none if there is no room for this.
+    fn with_largest(input: &PlanInput<'_>, largest: u64) -> Kept {
+        let size = |group: &Group| aligned(input.bytes[*group]);
+        let mut is_kept = vec![false; input.bytes.len()];
+        for group in input.order.iter().filter(|group| size(group) > largest) {
+            is_kept[*group] = true;
+        }
+        let comes =
+            |unit: &Vec<Group>| unit.iter().filter(|group| !is_kept[**group]).map(size).sum();
+        let together: u64 = input.units.iter().map(comes).max().unwrap_or(0);
+        let window = (WINDOW * largest).max(together);
+        let large: u64 = input.order.iter().filter(|group| is_kept[**group]).map(size).sum();
+        let Some(mut left) = input.room.checked_sub(window + large) else { return Kept::default() };
+        let mut uses: Vec<u64> = input.order.iter().map(|group| input.uses[*group]).collect();
+        uses.sort_unstable();
+        uses.dedup();
+        for uses in uses.into_iter().rev().filter(|uses| *uses > 0) {
+            let class =
+                input.order.iter().filter(|group| !is_kept[**group] && input.uses[**group] == uses);
+            let class: Vec<Group> = class.copied().collect();
+            let total: u64 = class.iter().map(size).sum();
+            let (mut seen, mut kept) = (0, 0);
+            for group in class {
+                let bytes = size(&group);
+                seen += bytes;
+                let share = u128::from(seen) * u128::from(left.min(total));
+                if u128::from(kept + bytes) * u128::from(total) <= share {
+                    is_kept[group] = true;
+                    kept += bytes;
+                }
+            }
+            left -= kept;
+        }
+        let groups: Vec<Group> =
+            input.order.iter().copied().filter(|group| is_kept[*group]).collect();
+        Kept { bytes: groups.iter().map(size).sum(), groups }
+    }
+
+    /// Returns the bytes that need not be loaded, for each use.
+    pub fn value(&self, bytes: &[u64], uses: &[u64]) -> u128 {
+        let value = |group: &Group| u128::from(bytes[*group]) * u128::from(uses[*group]);
+        self.groups.iter().map(value).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::room::ALIGNMENT;
+
+    fn kept(units: &[u64], uses: &[u64], room: u64) -> Vec<Group> {
+        let bytes: Vec<u64> = units.iter().map(|units| units * ALIGNMENT).collect();
+        let order: Vec<Group> = (0..bytes.len()).collect();
+        let units: Vec<Vec<Group>> = order.iter().map(|group| vec![*group]).collect();
+        let room = room * ALIGNMENT;
+        let input = PlanInput { bytes: &bytes, uses, order: &order, units: &units, room };
+        let kept = Kept::choose(&input);
+        assert_eq!(kept.bytes, kept.groups.iter().map(|group| bytes[*group]).sum::<u64>());
+        let rest = bytes.iter().enumerate().filter(|(group, _)| !kept.groups.contains(group));
+        assert!(kept.bytes + rest.map(|(_, bytes)| *bytes).max().unwrap_or(0) <= room);
+        kept.groups
+    }
+
+    #[test]
+    fn groups_that_stay_are_spread_over_a_pass() {
+        assert_eq!(kept(&[1; 12], &[1; 12], 12), (0..12).collect::<Vec<_>>(), "all fit");
+        assert_eq!(kept(&[1; 12], &[1; 12], 7), [2, 5, 8, 11]);
+        assert_eq!(kept(&[1; 12], &[1; 12], 9), [1, 3, 5, 7, 9, 11]);
+        assert_eq!(kept(&[1; 12], &[1; 12], 3), []);
+        assert_eq!(kept(&[1; 12], &[1; 12], 1), []);
+    }
+
+    #[test]
+    fn large_groups_stay_if_that_leaves_more_room() {
+        // If the largest one came and went, it would need 90.
+        assert_eq!(kept(&[10, 2, 2, 2, 2, 2, 2, 2, 30], &[1; 9], 46), [0, 8]);
+        assert_eq!(kept(&[10, 2, 2, 2, 2, 2, 2, 2, 2], &[1; 9], 20), [0, 4, 8]);
+        assert_eq!(kept(&[30, 30, 30], &[1; 3], 45), []);
+    }
+
+    #[test]
+    fn what_is_used_more_often_stays() {
+        let uses = [1, 1, 1, 30, 30, 30, 30, 1];
+        assert_eq!(kept(&[1; 8], &uses, 5), [4, 6]);
+        assert_eq!(kept(&[1; 8], &uses, 7), [3, 4, 5, 6]);
+        assert_eq!(kept(&[1, 1, 1, 1, 1], &[0, 0, 5, 5, 0], 4), [3], "one of two that are used");
+    }
+
+    #[test]
+    fn each_unit_fits_beside_what_stays() {
+        let mut random = fastrand::Rng::with_seed(5);
+        for _ in 0..500 {
+            let count = random.usize(1..15);
+            let bytes: Vec<u64> = (0..count).map(|_| random.u64(1..9 * ALIGNMENT)).collect();
+            let uses: Vec<u64> = (0..count).map(|_| random.u64(..3)).collect();
+            let mut order: Vec<Group> = (0..count).collect();
+            random.shuffle(&mut order);
+            let unit = |first: usize| match random.usize(..count) {
+                second if second != first => vec![first, second],
+                _ => vec![first],
+            };
+            let units: Vec<Vec<Group>> = (0..count).map(unit).collect();
+            let size = |group: &Group| aligned(bytes[*group]);
+            let needed: u64 = units.iter().map(|unit| unit.iter().map(size).sum()).max().unwrap();
+            let room = needed + random.u64(..20) * ALIGNMENT;
+            let input =
+                PlanInput { bytes: &bytes, uses: &uses, order: &order, units: &units, room };
+            let kept = Kept::choose(&input);
+            for unit in &units {
+                let comes = unit.iter().filter(|group| !kept.groups.contains(group));
+                assert!(kept.bytes + comes.map(size).sum::<u64>() <= room);
+            }
+        }
+    }
+}

@@ -1,0 +1,593 @@
+//! Weights of modules in device memory: on demand, and ahead of their use.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle, ThreadId};
+use std::time::{Duration, Instant};
+
+use crate::device::{Device, DeviceError};
+use crate::order::{Root, Unit, UseOrder};
+use crate::plan::{Kept, PlanInput};
+use crate::room::{ALIGNMENT, Choice, Group, Room, aligned};
+
+/// Weights that are in the device together.
+pub struct GroupOptions<W> {
+    /// Where they are outside the device.
+    pub weights: W,
+    /// Bytes that they take in the device.
+    pub bytes: u64,
+    /// True if they stay in the device, because a module that uses them calls others meanwhile.
+    pub stays: bool,
+}
+
+/// The modules of a stream, and what they use.
+pub struct StreamerOptions<W> {
+    pub groups: Vec<GroupOptions<W>>,
+    /// The groups that each module uses. None has one of them twice.
+    pub units: Vec<Vec<Group>>,
+    /// For each root, the modules in the order in which its first pass may use them.
+    pub guesses: Vec<Vec<Unit>>,
+    /// Bytes of device memory.
+    pub bytes: u64,
+}
+
+/// Why weights are not there.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StreamError {
+    /// A module and the weights that stay are too large together.
+    #[error(
+        "weights of {needed} bytes must be in the device together, and it has {has} bytes for weights"
+    )]
+    TooSmall { needed: u64, has: u64 },
+    /// Modules that the same thread uses have the memory that another one needs.
+    #[error(
+        "a module needs {needed} bytes for its weights while modules that call it use the memory for theirs"
+    )]
+    InUse { needed: u64 },
+    /// The stream was closed.
+    #[error("the stream of weights is closed")]
+    Closed,
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// What a stream has done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StreamStatistics {
+    /// Passes that ended.
+    pub passes: u64,
+    /// Uses that were not the expected ones.
+    pub deviations: u64,
+    /// Groups brought into the device, and their bytes there.
+    pub loads: u64,
+    pub loaded_bytes: u64,
+    /// Those that a module waited for before their load was queued.
+    pub late_loads: u64,
+    /// Time of callers until loads were queued.
+    pub waited: Duration,
+}
+
+/// Device memory for the weights of modules, which another library runs.
+///
+/// A caller tells when a pass begins and ends, and before and after each use of a module. Weights that the pass will use soon come in
+/// the place of those that it will use last, as long as that is later. So as many weights as fit stay in the device from pass to pass, the
+/// others come while modules before them compute, and no two of them are ever at the same place: whatever is written waits for the
+/// points at which what was there has been used.
+pub struct Streamer<D: Device> {
+    shared: Arc<Shared<D>>,
+    loader: Option<JoinHandle<()>>,
+}
+
+struct Shared<D: Device> {
+    device: Arc<D>,
+    groups: Vec<GroupOptions<D::Weights>>,
+    units: Vec<Vec<Group>>,
+    /// The modules that use each group.
+    users: Vec<Vec<Unit>>,
+    /// Bytes of device memory.
+    bytes: u64,
+    state: Mutex<State<D::Point>>,
+    changed: Condvar,
+    /// Held by the caller whose weights are brought on demand. So no two callers wait for memory that the other one has.
+    demands: Mutex<()>,
+}
+
+struct State<P> {
+    order: UseOrder,
+    /// The groups that stay from pass to pass, apart from those that always stay.
+    kept: Kept,
+    /// Where groups that stay begin in the device. The others are behind them, in `room`.
+    fixed: HashMap<Group, u64>,
+    /// Bytes of the groups that stay.
+    fixed_bytes: u64,
+    /// The points after which memory of groups that stay may be written.
+    after: Vec<P>,
+    room: Room<P>,
+    groups: Vec<GroupState<P>>,
+    /// What a caller waits for.
+    demand: Option<Demand>,
+    /// Groups whose loads failed, until a caller asks again.
+    failed: HashMap<Group, StreamError>,
+    /// Modules in use, for each thread.
+    uses: HashMap<ThreadId, usize>,
+    /// The error after which nothing is known about the device any more.
+    lost: Option<DeviceError>,
+    closes: bool,
+    statistics: StreamStatistics,
+}
+
+/// A module whose weights a caller waits for.
+struct Demand {
+    unit: Unit,
+    thread: ThreadId,
+    /// Its groups that are not there.
+    groups: VecDeque<Group>,
+    /// True if everything that may leave has left.
+    is_last_try: bool,
+}
+
+struct GroupState<P> {
+    place: Place<P>,
+    /// Modules that use it, or wait for it with others.
+    in_use: usize,
+    /// The ends of uses, of which the device has perhaps not reached all.
+    ends: Vec<P>,
+}
+
+enum Place<P> {
+    Absent,
+    /// The loader queues its load.
+    Queuing,
+    There {
+        at: u64,
+        ready: P,
+    },
+}
+
+impl<P> GroupState<P> {
+    fn is_absent(&self) -> bool {
+        matches!(self.place, Place::Absent)
+    }
+
+    fn ready(&self) -> Option<(u64, &P)> {
+        match &self.place {
+            Place::There { at, ready } => Some((*at, ready)),
+            _ => None,
+        }
+    }
+}
+
+/// How much more a plan must save than the one before, because all weights come again then.
+const BETTER: f64 = 1.1;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<D: Device> Streamer<D> {
+    /// Begins without weights in the device.
+    ///
+    /// # Errors
+    /// Returns an error if a module and the weights that stay are larger than the memory.
+    ///
+    /// # Panics
+    /// Panics if a number of a module or of a group is too large, or if the system starts no thread.
+    pub fn new(
+        device: Arc<D>,
+        options: StreamerOptions<D::Weights>,
+    ) -> Result<Streamer<D>, StreamError> {
+        let StreamerOptions { groups, units, guesses, bytes } = options;
+        let mut users = vec![Vec::new(); groups.len()];
+        for (unit, of) in units.iter().enumerate() {
+            of.iter().for_each(|group| users[*group].push(unit));
+        }
+        let come = |unit: &Vec<Group>| -> u64 {
+            let of = unit.iter().map(|group| &groups[*group]);
+            of.filter(|of| !of.stays).map(|of| aligned(of.bytes)).sum()
+        };
+        let stay = groups.iter().filter(|of| of.stays).map(|of| aligned(of.bytes)).sum::<u64>();
+        let needed = stay + units.iter().map(come).max().unwrap_or(0);
+        if needed > bytes / ALIGNMENT * ALIGNMENT {
+            return Err(StreamError::TooSmall { needed, has: bytes });
+        }
+        let state = State {
+            order: UseOrder::new(units.len(), guesses),
+            kept: Kept::default(),
+            fixed: HashMap::new(),
+            fixed_bytes: 0,
+            after: Vec::new(),
+            room: Room::new(0, Vec::new()),
+            groups: groups.iter().map(|_| GroupState::new()).collect(),
+            demand: None,
+            failed: HashMap::new(),
+            uses: HashMap::new(),
+            lost: None,
+            closes: false,
+            statistics: StreamStatistics::default(),
+        };
+        let (state, changed, demands) = (Mutex::new(state), Condvar::new(), Mutex::new(()));
+        let shared =
+            Arc::new(Shared { device, groups, units, users, bytes, state, changed, demands });
+        shared.plan(&mut lock(&shared.state));
+        let own = shared.clone();
+        let builder = thread::Builder::new().name("weights".into());
+        let loader = builder.spawn(move || own.load_ahead()).expect("the system starts a thread");
+        Ok(Streamer { shared, loader: Some(loader) })
+    }
+
+    /// Notes that a pass of this root begins.
+    pub fn begin(&self, root: Root) {
+        lock(&self.shared.state).order.begin(root);
+        self.shared.changed.notify_all();
+    }
+
+    /// Notes that a pass has ended as a whole. A pass that fails does not end.
+    pub fn end(&self) {
+        let mut state = lock(&self.shared.state);
+        state.order.end();
+        state.statistics.passes += 1;
+        self.shared.plan(&mut state);
+        self.shared.changed.notify_all();
+    }
+
+    /// Notes that a module is used, by work that the caller queues next. Returns where its groups are in the device, in their order.
+    /// They stay there until [`Streamer::release`].
+    ///
+    /// # Errors
+    /// Returns an error if the weights cannot be brought, if the device fails, or if the stream is closed. The module is then not in use.
+    pub fn acquire(&self, unit: Unit, queue: D::Queue) -> Result<Vec<u64>, StreamError> {
+        self.shared.acquire(unit, queue)
+    }
+
+    /// Notes that all work which uses a module is queued. The thread is the one that acquired it.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails. All later uses then fail, too.
+    ///
+    /// # Panics
+    /// Panics if the module is not in use.
+    pub fn release(&self, unit: Unit, queue: D::Queue) -> Result<(), StreamError> {
+        self.shared.release(unit, queue)
+    }
+
+    pub fn statistics(&self) -> StreamStatistics {
+        let state = lock(&self.shared.state);
+        StreamStatistics { deviations: state.order.deviations(), ..state.statistics }
+    }
+
+    /// Stops, and waits until the device no longer uses the memory. Later uses fail.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails. The memory must then not be used again.
+    pub fn close(&mut self) -> Result<(), StreamError> {
+        lock(&self.shared.state).closes = true;
+        self.shared.changed.notify_all();
+        let Some(loader) = self.loader.take() else { return Ok(()) };
+        // The loader does not panic: an error of the device is a value.
+        let _ = loader.join();
+        let points: Vec<D::Point> = {
+            let mut state = lock(&self.shared.state);
+            if let Some(lost) = &state.lost {
+                return Err(lost.clone().into());
+            }
+            let ready = |group: &mut GroupState<D::Point>| {
+                let ready = group.ready().map(|(_, ready)| ready.clone());
+                ready.into_iter().chain(std::mem::take(&mut group.ends)).collect::<Vec<_>>()
+            };
+            state.groups.iter_mut().flat_map(ready).collect()
+        };
+        Ok(points.iter().try_for_each(|point| self.shared.device.reach(point))?)
+    }
+}
+
+impl<D: Device> Drop for Streamer<D> {
+    fn drop(&mut self) {
+        if let Err(error) = self.close() {
+            tracing::error!("a stream of weights ends without its device: {error}");
+        }
+    }
+}
+
+impl<P> GroupState<P> {
+    fn new() -> GroupState<P> {
+        GroupState { place: Place::Absent, in_use: 0, ends: Vec::new() }
+    }
+}
+
+impl<D: Device> Shared<D> {
+    /// Chooses the groups that stay, if others than now would save clearly more loads.
+    fn plan(&self, state: &mut State<D::Point>) {
+        let always = || (0..self.groups.len()).filter(|group| self.groups[*group].stays);
+        let size = |group: &Group| aligned(self.groups[*group].bytes);
+        let sizes: Vec<u64> = self.groups.iter().map(|of| of.bytes).collect();
+        let (mut uses, mut order) = (vec![0; self.groups.len()], Vec::new());
+        for (unit, count) in state.order.uses() {
+            for group in self.units[unit].iter().filter(|group| !self.groups[**group].stays) {
+                if uses[*group] == 0 {
+                    order.push(*group);
+                }
+                uses[*group] += count;
+            }
+        }
+        let come = |unit: &Vec<Group>| {
+            unit.iter().copied().filter(|group| !self.groups[*group].stays).collect::<Vec<_>>()
+        };
+        let units: Vec<Vec<Group>> = self.units.iter().map(come).collect();
+        let room =
+            self.bytes / ALIGNMENT * ALIGNMENT - always().map(|group| size(&group)).sum::<u64>();
+        let (bytes, uses) = (&sizes[..], &uses[..]);
+        let kept = Kept::choose(&PlanInput { bytes, uses, order: &order, units: &units, room });
+        let is_first = state.fixed_bytes == 0 && state.room.bytes() == 0;
+        let saves = kept.value(bytes, uses) as f64 > BETTER * state.kept.value(bytes, uses) as f64;
+        let in_use =
+            state.groups.iter().any(|of| of.in_use > 0 || matches!(of.place, Place::Queuing));
+        if !is_first && (!saves || in_use) {
+            return;
+        }
+        // The places of all others change, so everything comes again.
+        let mut after = state.room.points();
+        after.append(&mut state.after);
+        let there = state.groups.iter_mut().filter(|of| of.ready().is_some());
+        after.extend(there.flat_map(leave));
+        after.retain(|point| !self.device.is_reached(point));
+        state.fixed.clear();
+        let mut at = 0;
+        for group in always().chain(kept.groups.iter().copied()) {
+            state.fixed.insert(group, at);
+            at += size(&group);
+        }
+        (state.fixed_bytes, state.kept) = (at, kept);
+        state.room = Room::new(self.bytes - at, after.clone());
+        state.after = after;
+        state.failed.clear();
+    }
+
+    fn acquire(&self, unit: Unit, queue: D::Queue) -> Result<Vec<u64>, StreamError> {
+        let groups = &self.units[unit];
+        let begin = |state: &mut State<D::Point>| {
+            state.order.note(unit);
+            groups.iter().for_each(|group| state.groups[*group].in_use += 1);
+            self.changed.notify_all();
+        };
+        let mut state = lock(&self.state);
+        if self.are_there(&state, unit)? {
+            begin(&mut state);
+        } else {
+            drop(state);
+            let started = Instant::now();
+            let _one = lock(&self.demands);
+            state = lock(&self.state);
+            begin(&mut state);
+            let waited = self.demand(state, unit);
+            state = waited.0;
+            state.statistics.waited += started.elapsed();
+            if let Err(error) = waited.1 {
+                self.give_up(&mut state, unit);
+                return Err(error);
+            }
+        }
+        let waits = groups.iter().map(|group| {
+            let (at, ready) = state.groups[*group].ready().expect("all groups are there");
+            self.device.wait(queue, ready).map(|()| at)
+        });
+        let places = waits.collect::<Result<Vec<u64>, DeviceError>>();
+        match places {
+            Ok(places) => {
+                *state.uses.entry(thread::current().id()).or_default() += 1;
+                Ok(places)
+            }
+            Err(error) => {
+                self.give_up(&mut state, unit);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Lets the groups of a module leave again that is not used after all.
+    fn give_up(&self, state: &mut State<D::Point>, unit: Unit) {
+        self.units[unit].iter().for_each(|group| state.groups[*group].in_use -= 1);
+        self.changed.notify_all();
+    }
+
+    /// Returns true if the loads of all groups of a module are queued.
+    fn are_there(&self, state: &State<D::Point>, unit: Unit) -> Result<bool, StreamError> {
+        if let Some(lost) = &state.lost {
+            return Err(lost.clone().into());
+        }
+        if state.closes {
+            return Err(StreamError::Closed);
+        }
+        Ok(self.units[unit].iter().all(|group| state.groups[*group].ready().is_some()))
+    }
+
+    /// Waits until the loads of all groups of a module are queued. The caller has noted that it uses them.
+    fn demand<'a>(
+        &self,
+        mut state: MutexGuard<'a, State<D::Point>>,
+        unit: Unit,
+    ) -> (MutexGuard<'a, State<D::Point>>, Result<(), StreamError>) {
+        let groups = &self.units[unit];
+        groups.iter().for_each(|group| drop(state.failed.remove(group)));
+        let absent = |group: &Group| state.groups[*group].is_absent();
+        let groups_absent: VecDeque<Group> = groups.iter().copied().filter(absent).collect();
+        state.statistics.late_loads += groups_absent.len() as u64;
+        let thread = thread::current().id();
+        state.demand = Some(Demand { unit, thread, groups: groups_absent, is_last_try: false });
+        self.changed.notify_all();
+        let done = loop {
+            match self.are_there(&state, unit) {
+                Ok(false) => {}
+                Ok(true) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+            if let Some(error) = groups.iter().find_map(|group| state.failed.remove(group)) {
+                break Err(error);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        };
+        state.demand = None;
+        (state, done)
+    }
+
+    fn release(&self, unit: Unit, queue: D::Queue) -> Result<(), StreamError> {
+        let point = self.device.mark(queue);
+        let mut state = lock(&self.state);
+        if let Err(error) = &point {
+            state.lost.get_or_insert_with(|| error.clone());
+        }
+        for group in &self.units[unit] {
+            let of = &mut state.groups[*group];
+            of.in_use = of.in_use.checked_sub(1).expect("the module is in use");
+            if let Ok(point) = &point {
+                of.ends.retain(|end| !self.device.is_reached(end));
+                of.ends.push(point.clone());
+            }
+        }
+        if let Some(uses) = state.uses.get_mut(&thread::current().id()) {
+            *uses = uses.saturating_sub(1);
+        }
+        state.uses.retain(|_, uses| *uses > 0);
+        self.changed.notify_all();
+        Ok(point.map(drop)?)
+    }
+
+    /// Brings what a caller waits for, then what callers will use next, until the stream is closed.
+    fn load_ahead(&self) {
+        let mut state = lock(&self.state);
+        while !state.closes && state.lost.is_none() {
+            state = match self.next(&state) {
+                Some((group, choice)) => self.load(state, group, choice),
+                None if self.make_room(&mut state) => state,
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        self.changed.notify_all();
+    }
+
+    /// Returns the group that comes next, and the ranges in whose place. Groups that stay have their own.
+    fn next(&self, state: &State<D::Point>) -> Option<(Group, Option<Choice>)> {
+        let is_wanted =
+            |group: &Group| state.groups[*group].is_absent() && !state.failed.contains_key(group);
+        let next_use = |group: Group| {
+            let may_leave = self.may_leave(&state.groups[group]);
+            let places = self.users[group].iter().filter_map(|unit| state.order.distance(*unit));
+            may_leave.then(|| places.min().unwrap_or(usize::MAX))
+        };
+        let choose = |group: Group, later_than| {
+            let bytes = self.groups[group].bytes;
+            Some((group, Some(state.room.choose(bytes, later_than, next_use)?)))
+        };
+        if let Some(group) = state.demand.as_ref().and_then(|demand| demand.groups.front()) {
+            return match state.fixed.contains_key(group) {
+                true => Some((*group, None)),
+                // What is in the way of a caller leaves, even if it is used soon.
+                false => choose(*group, None),
+            };
+        }
+        let (distance, group) =
+            state.order.upcoming().enumerate().find_map(|(distance, unit)| {
+                let group = self.units[unit].iter().copied().find(is_wanted)?;
+                Some((distance, group))
+            })?;
+        match state.fixed.contains_key(&group) {
+            true => Some((group, None)),
+            false => choose(group, Some(distance)),
+        }
+    }
+
+    fn may_leave(&self, of: &GroupState<D::Point>) -> bool {
+        of.in_use == 0 && of.ready().is_some()
+    }
+
+    /// Makes room for what a caller waits for, if there is none although nobody else will free any: what may leave is then between
+    /// what is used. Fails what is asked for if there still is none. Returns true if something has changed.
+    fn make_room(&self, state: &mut State<D::Point>) -> bool {
+        let State { demand: Some(demand), uses, groups, room, failed, fixed, .. } = state else {
+            return false;
+        };
+        let Some(wanted) = demand.groups.front().copied() else { return false };
+        if uses.keys().any(|thread| *thread != demand.thread) {
+            return false;
+        }
+        let is_last_try = std::mem::replace(&mut demand.is_last_try, true);
+        if is_last_try {
+            let needed = self.groups[wanted].bytes;
+            demand.groups.clear();
+            failed.insert(wanted, StreamError::InUse { needed });
+            self.changed.notify_all();
+            return true;
+        }
+        // Weights of the same module that are there already may be in the way, too. Nothing else uses them yet.
+        let own = &self.units[demand.unit];
+        for (group, its) in groups.iter_mut().enumerate() {
+            let is_own = own.contains(&group) && its.in_use == 1;
+            let stays = fixed.contains_key(&group);
+            if stays || its.ready().is_none() || its.in_use > 0 && !is_own {
+                continue;
+            }
+            let points = leave(its);
+            room.free(group, points);
+            if is_own {
+                demand.groups.push_back(group);
+            }
+        }
+        true
+    }
+
+    /// Queues a load, without the lock.
+    fn load<'a>(
+        &'a self,
+        mut guard: MutexGuard<'a, State<D::Point>>,
+        group: Group,
+        choice: Option<Choice>,
+    ) -> MutexGuard<'a, State<D::Point>> {
+        let State { room, groups, demand, fixed, fixed_bytes, after, .. } = &mut *guard;
+        let bytes = self.groups[group].bytes;
+        room.forget(|point| self.device.is_reached(point));
+        let (at, after) = match choice {
+            None => {
+                after.retain(|point| !self.device.is_reached(point));
+                (fixed[&group], after.clone())
+            }
+            Some(choice) => {
+                let leaves = |group: Group| leave(&mut groups[group]);
+                let (at, after) = room.take(choice, group, bytes, leaves);
+                (*fixed_bytes + at, after)
+            }
+        };
+        groups[group].place = Place::Queuing;
+        if let Some(demand) = demand {
+            demand.groups.retain(|wanted| *wanted != group);
+        }
+        drop(guard);
+        let loaded = self.device.load(&self.groups[group].weights, at..at + bytes, &after);
+        let mut state = lock(&self.state);
+        match loaded {
+            Ok(ready) => {
+                state.groups[group].place = Place::There { at, ready };
+                state.statistics.loads += 1;
+                state.statistics.loaded_bytes += bytes;
+            }
+            Err(error) => {
+                tracing::debug!("weights do not come: {error}");
+                state.groups[group].place = Place::Absent;
+                if !state.fixed.contains_key(&group) {
+                    state.room.free(group, after);
+                }
+                state.failed.insert(group, error.into());
+            }
+        }
+        self.changed.notify_all();
+        state
+    }
+}
+
+/// Notes that a group is no longer in the device. Returns the points after which its range may be written.
+fn leave<P>(of: &mut GroupState<P>) -> Vec<P> {
+    let Place::There { ready, .. } = std::mem::replace(&mut of.place, Place::Absent) else {
+        unreachable!("only groups that are there leave");
+    };
+    let mut points = std::mem::take(&mut of.ends);
+    points.push(ready);
+    points
+}
