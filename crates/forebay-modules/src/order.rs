@@ -42,9 +42,9 @@ struct Expected {
 const LATE: u64 = 256;
 
 impl UseOrder {
-    /// Begins with guesses: for each root, the modules in the order in which a pass may use them. There are `units` modules.
-    pub fn new(units: usize, guesses: Vec<Vec<Unit>>) -> UseOrder {
-        let roots = guesses.into_iter().enumerate();
+    /// Begins with predictions: for each root, the modules in the order in which a pass may use them. There are `units` modules.
+    pub fn new(units: usize, predictions: Vec<Vec<Unit>>) -> UseOrder {
+        let roots = predictions.into_iter().enumerate();
         let roots = roots.map(|(next, order)| Expected { order, next, passes: 1 }).collect();
         let mut new = UseOrder {
             roots,
@@ -157,7 +157,7 @@ mod tests {
     fn the_last_whole_pass_is_expected_again() {
         let mut order = UseOrder::new(4, vec![vec![0, 1, 2, 3]]);
         assert_eq!(order.upcoming().collect::<Vec<_>>(), [0, 1, 2, 3, 0, 1, 2, 3]);
-        // The guess was wrong: 2 comes first, and 1 is used twice.
+        // The prediction was wrong: 2 comes first, and 1 is used twice.
         assert_eq!(pass(&mut order, 0, &[2, 0, 1, 1, 3]), [false, false, false, false, true]);
         assert_eq!(pass(&mut order, 0, &[2, 0, 1, 1, 3]), [true; 5]);
         // A pass that skips modules.

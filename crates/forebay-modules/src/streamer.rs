@@ -26,7 +26,7 @@ pub struct StreamerOptions<W> {
     /// The groups that each module uses. None has one of them twice.
     pub units: Vec<Vec<Group>>,
     /// For each root, the modules in the order in which its first pass may use them.
-    pub guesses: Vec<Vec<Unit>>,
+    pub predictions: Vec<Vec<Unit>>,
     /// Bytes of device memory.
     pub bytes: u64,
 }
@@ -176,7 +176,7 @@ impl<D: Device> Streamer<D> {
         device: Arc<D>,
         options: StreamerOptions<D::Weights>,
     ) -> Result<Streamer<D>, StreamError> {
-        let StreamerOptions { groups, units, guesses, bytes } = options;
+        let StreamerOptions { groups, units, predictions, bytes } = options;
         let mut users = vec![Vec::new(); groups.len()];
         for (unit, of) in units.iter().enumerate() {
             of.iter().for_each(|group| users[*group].push(unit));
@@ -191,7 +191,7 @@ impl<D: Device> Streamer<D> {
             return Err(StreamError::TooSmall { needed, has: bytes });
         }
         let state = State {
-            order: UseOrder::new(units.len(), guesses),
+            order: UseOrder::new(units.len(), predictions),
             kept: Kept::default(),
             fixed: HashMap::new(),
             fixed_bytes: 0,
@@ -499,7 +499,7 @@ impl<D: Device> Shared<D> {
         of.in_use == 0 && of.ready().is_some()
     }
 
-    /// Makes room for what a caller waits for, if there is none although nobody else will free any: what may leave is then between
+    /// Makes room for what a caller waits for, if there is none and no other caller will free any: what may leave is then between
     /// what is used. Fails what is asked for if there still is none. Returns true if something has changed.
     fn make_room(&self, state: &mut State<D::Point>) -> bool {
         let State { demand: Some(demand), uses, groups, room, failed, fixed, .. } = state else {

@@ -229,8 +229,8 @@ impl Modules {
             GroupOptions { weights, bytes: *bytes, stays: self.stays[at] }
         };
         let groups = self.sizes.iter().enumerate().map(group).collect();
-        let guesses = vec![(0..self.units.len()).collect(); roots];
-        let options = StreamerOptions { groups, units: self.units.clone(), guesses, bytes };
+        let predictions = vec![(0..self.units.len()).collect(); roots];
+        let options = StreamerOptions { groups, units: self.units.clone(), predictions, bytes };
         Streamer::new(device.clone(), options)
     }
 
@@ -410,7 +410,7 @@ fn a_module_within_another_one_gets_weights_or_an_error() {
     let first = stream.acquire(0, 1).unwrap()[0];
     modules.use_unit(&stream, &device, 1, 1).unwrap();
     let second = stream.acquire(1, 1).unwrap()[0];
-    // Whoever holds the memory is the one who asks for more, so nobody would ever free any.
+    // The caller that asks for more memory holds all of it, so none would ever become free.
     let error = stream.acquire(2, 1).unwrap_err();
     assert_eq!(error, StreamError::InUse { needed: 4 * ALIGNMENT });
     for (group, at) in [(0, first), (1, second)] {
