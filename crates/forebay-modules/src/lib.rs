@@ -1,23 +1,28 @@
 //! Streams the weights of modules that another library runs, such as those of PyTorch, through bounded memory of a device.
 //!
 //! The library computes, and says before each use of a module which one it is. This crate brings its weights, ahead of the use, and
-//! in the place of others. It knows neither what the weights mean nor how they are coded: that is the [`Device`]'s part.
+//! in the place of others. It does not know what the weights mean. [`encode`] makes those in RAM smaller, without loss.
 //!
 //! - [`UseOrder`] records the order of use, and says what comes next. [`Room`] cuts the memory into ranges, and chooses whose weights leave.
 //! - [`Streamer`] does both while modules run. Its rule is that of Cao, Felten, Karlin and Li ("A study of integrated prefetching and caching
 //!   strategies", 1995): always bring what is missing next, in the place of what is used last, and never in the place of what is used before.
+//! - A [`Device`] has the memory. [`HostDevice`] is RAM, for modules that run on the CPU.
 //!
 //! A stream never changes results. If a pass uses modules in another order, their weights come at once, and later.
 
 #![forbid(unsafe_code)]
 
+mod coded;
 mod device;
+mod host;
 mod order;
 mod plan;
 mod room;
 mod streamer;
 
+pub use coded::{CodedGroup, GroupTensor, encode};
 pub use device::{Device, DeviceError};
+pub use host::{HostDevice, HostMemory};
 pub use order::{Root, Unit, UseOrder};
 pub use plan::{Kept, PlanInput};
 pub use room::{ALIGNMENT, Choice, Group, Room, aligned};

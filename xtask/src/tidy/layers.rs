@@ -79,7 +79,7 @@ const LAYERS: [(&str, &[&str]); 22] = [
         ],
     ),
     ("forebay-dlpack", &["forebay-format"]),
-    ("forebay-modules", &[]),
+    ("forebay-modules", &["forebay-codec"]),
     (
         "forebay-c",
         &[
@@ -102,6 +102,7 @@ const LAYERS: [(&str, &[&str]); 22] = [
             "forebay-model",
             "forebay-engine",
             "forebay-lab",
+            "forebay-modules",
             "forebay-requests",
         ],
     ),

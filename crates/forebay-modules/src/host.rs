@@ -1,0 +1,101 @@
+//! RAM as a device, for modules that run on the CPU.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::coded::CodedGroup;
+use crate::device::{Device, DeviceError};
+
+/// Decoded weights of a group in RAM. They stay as long as this does, also when others have taken their place in the device.
+pub struct HostMemory(Box<[u128]>);
+
+impl HostMemory {
+    pub fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+/// RAM for decoded weights. The range that a stream gives to a group stands for memory of its own, which is freed when the range goes to
+/// another group and no caller has it any more.
+#[derive(Default)]
+pub struct HostDevice {
+    places: Mutex<BTreeMap<u64, Arc<HostMemory>>>,
+}
+
+impl HostDevice {
+    pub fn new() -> HostDevice {
+        HostDevice::default()
+    }
+
+    /// Returns the weights of the group that begins at this place.
+    ///
+    /// # Panics
+    /// Panics if no group does.
+    pub fn memory(&self, at: u64) -> Arc<HostMemory> {
+        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(places.get(&at).expect("a group that is in use is there"))
+    }
+}
+
+impl Device for HostDevice {
+    type Weights = Arc<CodedGroup>;
+    type Queue = ();
+    type Point = ();
+
+    fn load(&self, weights: &Arc<CodedGroup>, to: Range<u64>, _: &[()]) -> Result<(), DeviceError> {
+        {
+            // What was there leaves first, so that memory does not grow.
+            let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = places.range(..to.end).rev();
+            let left = before.take_while(|(at, of)| **at + of.bytes().len() as u64 > to.start);
+            let left: Vec<u64> = left.map(|(at, _)| *at).collect();
+            left.iter().for_each(|at| drop(places.remove(at)));
+        }
+        let words = (to.end - to.start).div_ceil(size_of::<u128>() as u64) as usize;
+        let mut memory = vec![0_u128; words].into_boxed_slice();
+        let decoded = weights.decode(bytemuck::cast_slice_mut(&mut memory));
+        decoded.map_err(|error| DeviceError(format!("weights in RAM are damaged: {error}")))?;
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        places.insert(to.start, Arc::new(HostMemory(memory)));
+        Ok(())
+    }
+
+    fn wait(&self, (): (), (): &()) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn mark(&self, (): ()) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn is_reached(&self, (): &()) -> bool {
+        true
+    }
+
+    fn reach(&self, (): &()) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coded::{GroupTensor, encode};
+
+    #[test]
+    fn a_range_that_goes_to_another_group_frees_what_was_there() {
+        let device = HostDevice::new();
+        let group = |byte: u8| {
+            Arc::new(encode(&[GroupTensor { bytes: &[byte; 1000], weights: None }], 1).unwrap())
+        };
+        for (byte, at) in [(1, 0), (2, 1024), (3, 2048)] {
+            device.load(&group(byte), at..at + 1024, &[]).unwrap();
+        }
+        let old = device.memory(1024);
+        device.load(&group(4), 512..1536, &[]).unwrap();
+        assert_eq!(device.places.lock().unwrap().keys().copied().collect::<Vec<_>>(), [512, 2048]);
+        assert_eq!((old.bytes()[0], device.memory(512).bytes()[999]), (2, 4), "old ones stay");
+        assert_eq!(device.memory(2048).bytes()[..1000], [3; 1000]);
+    }
+}
