@@ -17,13 +17,13 @@ pub struct CopyStream {
     shared: Arc<Shared>,
 }
 
-struct Shared {
+pub(crate) struct Shared {
     stream: Arc<CudaStream>,
     /// Events that are not in use.
-    events: Mutex<Vec<Event>>,
+    pub(crate) events: Mutex<Vec<Event>>,
 }
 
-struct Event(sys::CUevent);
+pub(crate) struct Event(pub(crate) sys::CUevent);
 
 // SAFETY: every thread may use the driver's handles.
 unsafe impl Send for Event {}
@@ -31,11 +31,11 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Shared {
-    fn bind(&self) -> Result<(), CudaError> {
+    pub(crate) fn bind(&self) -> Result<(), CudaError> {
         bind(self.stream.context())
     }
 
-    fn event(&self) -> Result<Event, CudaError> {
+    pub(crate) fn event(&self) -> Result<Event, CudaError> {
         let spare = self.events.lock().unwrap_or_else(PoisonError::into_inner).pop();
         if let Some(event) = spare {
             return Ok(event);
@@ -51,7 +51,7 @@ impl Shared {
         Ok(Event(event))
     }
 
-    fn wait(&self, event: &Event) -> Result<(), CudaError> {
+    pub(crate) fn wait(&self, event: &Event) -> Result<(), CudaError> {
         self.bind()?;
         // SAFETY: the event is alive.
         unsafe { result::event::synchronize(event.0) }.map_err(CudaError::of("copying to the GPU"))
@@ -89,6 +89,10 @@ impl CopyStream {
 
     pub(crate) fn bind(&self) -> Result<(), CudaError> {
         self.shared.bind()
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     /// Starts to copy ranges of `memory` to the GPU, after all copies started before. If `memory` is pinned, the call
@@ -239,7 +243,7 @@ impl CopyStream {
     }
 }
 
-fn wait(stream: sys::CUstream, event: &Event) -> Result<(), CudaError> {
+pub(crate) fn wait(stream: sys::CUstream, event: &Event) -> Result<(), CudaError> {
     let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
     // SAFETY: event and stream are alive; the driver remembers what the event stands for at this call.
     unsafe { result::stream::wait_event(stream, event.0, flags) }

@@ -6,13 +6,15 @@
 //! - [`UseOrder`] records the order of use, and says what comes next. [`Room`] cuts the memory into ranges, and chooses whose weights leave.
 //! - [`Streamer`] does both while modules run. Its rule is that of Cao, Felten, Karlin and Li ("A study of integrated prefetching and caching
 //!   strategies", 1995): always bring what is missing next, in the place of what is used last, and never in the place of what is used before.
-//! - A [`Device`] has the memory. [`HostDevice`] is RAM, for modules that run on the CPU.
+//! - A [`Device`] has the memory. [`HostDevice`] is RAM, for modules that run on the CPU, and `CudaDevice` an NVIDIA GPU.
 //!
 //! A stream never changes results. If a pass uses modules in another order, their weights come at once, and later.
 
 #![forbid(unsafe_code)]
 
 mod coded;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 mod host;
 mod order;
@@ -21,6 +23,8 @@ mod room;
 mod streamer;
 
 pub use coded::{CodedGroup, GroupTensor, encode};
+#[cfg(feature = "cuda")]
+pub use cuda::{CudaDevice, CudaOptions};
 pub use device::{Device, DeviceError};
 pub use host::{HostDevice, HostMemory};
 pub use order::{Root, Unit, UseOrder};

@@ -75,7 +75,7 @@ pub struct StreamStatistics {
 /// points at which what was there has been used.
 pub struct Streamer<D: Device> {
     shared: Arc<Shared<D>>,
-    loader: Option<JoinHandle<()>>,
+    loader: Mutex<Option<JoinHandle<()>>>,
 }
 
 struct Shared<D: Device> {
@@ -212,7 +212,7 @@ impl<D: Device> Streamer<D> {
         let own = shared.clone();
         let builder = thread::Builder::new().name("weights".into());
         let loader = builder.spawn(move || own.load_ahead()).expect("the system starts a thread");
-        Ok(Streamer { shared, loader: Some(loader) })
+        Ok(Streamer { shared, loader: Mutex::new(Some(loader)) })
     }
 
     /// Notes that a pass of this root begins.
@@ -250,6 +250,10 @@ impl<D: Device> Streamer<D> {
         self.shared.release(unit, queue)
     }
 
+    pub fn device(&self) -> &Arc<D> {
+        &self.shared.device
+    }
+
     pub fn statistics(&self) -> StreamStatistics {
         let state = lock(&self.shared.state);
         StreamStatistics { deviations: state.order.deviations(), ..state.statistics }
@@ -259,10 +263,10 @@ impl<D: Device> Streamer<D> {
     ///
     /// # Errors
     /// Returns an error if the device fails. The memory must then not be used again.
-    pub fn close(&mut self) -> Result<(), StreamError> {
+    pub fn close(&self) -> Result<(), StreamError> {
         lock(&self.shared.state).closes = true;
         self.shared.changed.notify_all();
-        let Some(loader) = self.loader.take() else { return Ok(()) };
+        let Some(loader) = lock(&self.loader).take() else { return Ok(()) };
         // The loader does not panic: an error of the device is a value.
         let _ = loader.join();
         let points: Vec<D::Point> = {

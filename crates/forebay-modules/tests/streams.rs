@@ -257,7 +257,7 @@ fn every_use_finds_its_weights_whatever_the_order() {
         let modules = Modules::random(&mut random);
         let bytes = modules.needed() + random.u64(..30 * ALIGNMENT) * random.u64(..2);
         let device = Simulated::new(seed, bytes, 3, None);
-        let mut stream = modules.stream(&device, bytes, 2).unwrap();
+        let stream = modules.stream(&device, bytes, 2).unwrap();
         let count = modules.units.len();
         let mut orders = [0, 1].map(|_| (0..count).collect::<Vec<_>>());
         orders.iter_mut().for_each(|order| random.shuffle(order));
@@ -324,7 +324,7 @@ fn failed_loads_are_errors_of_their_use_and_the_next_one_works() {
         let modules = Modules::random(&mut random);
         let bytes = modules.needed() + random.u64(..10 * ALIGNMENT);
         let device = Simulated::new(seed, bytes, 2, Some(4));
-        let mut stream = modules.stream(&device, bytes, 1).unwrap();
+        let stream = modules.stream(&device, bytes, 1).unwrap();
         for _ in 0..10 {
             stream.begin(0);
             for unit in 0..modules.units.len() {
@@ -426,13 +426,13 @@ fn a_module_within_another_one_gets_weights_or_an_error() {
 fn nothing_is_used_after_the_end_or_without_the_device() {
     let modules = Modules::equal(3, ALIGNMENT);
     let device = Simulated::new(1, ALIGNMENT, 2, None);
-    let mut stream = modules.stream(&device, ALIGNMENT, 1).unwrap();
+    let stream = modules.stream(&device, ALIGNMENT, 1).unwrap();
     modules.use_unit(&stream, &device, 2, 1).unwrap();
     stream.close().unwrap();
     assert_eq!(stream.acquire(2, 1), Err(StreamError::Closed));
     device.finish();
 
-    let mut stream = modules.stream(&device, ALIGNMENT, 1).unwrap();
+    let stream = modules.stream(&device, ALIGNMENT, 1).unwrap();
     stream.acquire(0, 1).unwrap();
     device.state.lock().unwrap().lost = true;
     let gone = StreamError::Device(DeviceError("the GPU is gone".into()));

@@ -8,6 +8,7 @@ mod load;
 mod log;
 mod mailbox;
 mod measure;
+mod modules;
 mod names;
 mod options;
 mod run;
@@ -31,6 +32,8 @@ mod native {
     use super::log::{log_start, log_take};
     #[pymodule_export]
     use super::measure::{assess, plan, replay};
+    #[pymodule_export]
+    use super::modules::{CodedModules, ModuleStream};
     #[pymodule_export]
     use super::run::{Run, Wake};
     #[pymodule_export]

@@ -1,4 +1,4 @@
-"""`load_file` and `save_file` of `safetensors.torch`."""
+"""`load_file` and `save_file` of `safetensors.torch`, and modules whose weights are larger than VRAM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from ._convert import _TORCH, require
 from ._errors import OptionError, SharedMemoryError
 from ._load import Path, load
 
-__all__ = ["load_file", "save_file"]
+__all__ = ["ModuleStatistics", "ModuleStream", "load_file", "save_file", "stream"]
+
+
+def __getattr__(name: str) -> Any:
+    # These need PyTorch when they are defined.
+    if name in ("ModuleStatistics", "ModuleStream", "stream"):
+        from . import _modules
+
+        return getattr(_modules, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load_file(filename: Path, device: Any = "cpu") -> dict[str, Any]:

@@ -79,7 +79,16 @@ const LAYERS: [(&str, &[&str]); 22] = [
         ],
     ),
     ("forebay-dlpack", &["forebay-format"]),
-    ("forebay-modules", &["forebay-codec"]),
+    (
+        "forebay-modules",
+        &[
+            "forebay-codec",
+            "forebay-format",
+            "forebay-store",
+            "forebay-compute",
+            "forebay-cuda",
+        ],
+    ),
     (
         "forebay-c",
         &[
@@ -94,6 +103,8 @@ const LAYERS: [(&str, &[&str]); 22] = [
     (
         "forebay-python",
         &[
+            "forebay-codec",
+            "forebay-cuda",
             "forebay-dlpack",
             "forebay-format",
             "forebay-store",

@@ -40,8 +40,8 @@ pub(crate) use chosen::ChosenPlan;
 #[cfg(feature = "cuda")]
 pub(crate) use chosen::hold_chosen;
 pub use chosen::{
-    Choice, ChosenRequest, DimensionSlice, LoadedTensor, Next, StreamOrder, TensorStream,
-    load_chosen,
+    Choice, ChosenRequest, DimensionSlice, LoadedTensor, Next, StreamOrder, TensorMemory,
+    TensorStream, load_chosen,
 };
 #[cfg(feature = "cuda")]
 pub(crate) use cufile::CuFileReader;

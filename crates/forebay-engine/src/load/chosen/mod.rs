@@ -93,6 +93,7 @@ enum Memory {
     Host(Vec<SlotBuffer>),
     Device(gpu::Pool),
     Held(Box<HeldWeights>),
+    Other(Box<dyn Send + Sync>, u64),
 }
 
 // A consumer may drop a tensor on any thread.
@@ -102,12 +103,18 @@ const _: () = {
 };
 
 impl TensorMemory {
+    /// Returns memory of so many bytes that `owner` frees when it is dropped.
+    pub fn of_owner(owner: impl Send + Sync + 'static, bytes: u64) -> TensorMemory {
+        TensorMemory(Memory::Other(Box::new(owner), bytes))
+    }
+
     /// Returns the bytes of memory, including what alignment leaves unused.
     pub fn bytes(&self) -> u64 {
         match &self.0 {
             Memory::Host(slots) => slots.iter().map(|slot| slot.len() as u64).sum(),
             Memory::Device(pool) => pool.bytes(),
             Memory::Held(held) => held.memory_bytes(),
+            Memory::Other(_, bytes) => *bytes,
         }
     }
 }
