@@ -96,6 +96,29 @@ def made(kind, dtype, seed=1):
     return nn.Linear(8, 16).to(dtype).eval(), torch.rand(3, 8, dtype=dtype)
 
 
+DEVICES = ["cpu"]
+if torch is not None and torch.cuda.is_available():
+    DEVICES.append("cuda:0")
+else:
+    warnings.warn("MODULES ON A GPU NOT CHECKED: PyTorch finds none here", stacklevel=1)
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return request.param
+
+
+def resident(module, device):
+    """Return a function that calls a copy of the module with all weights in the device."""
+    other = copy.deepcopy(module).to(device)
+
+    def call(*args):
+        with torch.no_grad():
+            return other(*args)
+
+    return call
+
+
 KINDS = ["language", "picture", "functional", "transformer", "recurrent", "linear"]
 
 
@@ -116,44 +139,45 @@ def sizes(module):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_results_equal_those_of_the_module(kind, dtype):
+def test_results_equal_those_of_the_module(kind, dtype, device):
     module, given = made(kind, getattr(torch, dtype))
-    with torch.no_grad():
-        expected = module(given)
+    ordinary, there = module(given), given.to(device)
+    expected = resident(module, device)(there)
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     for vram in sizes(module):
-        with forebay.torch.stream(module, device="cpu", vram=vram) as stream, torch.no_grad():
+        with forebay.torch.stream(module, device=device, vram=vram) as stream, torch.no_grad():
             for _ in range(3):
-                assert torch.equal(module(given), expected)
+                assert torch.equal(module(there), expected)
             assert stream.statistics().passes == 3
             saved = module.state_dict()
             assert saved.keys() == state.keys()
             for name, tensor in state.items():
-                assert torch.equal(saved[name], tensor) and saved[name].stride() == tensor.stride(), name
+                assert torch.equal(saved[name].cpu(), tensor) and saved[name].stride() == tensor.stride(), name
             for name, parameter in module.named_parameters():
                 tensor = state[name]
-                assert (parameter.shape, parameter.dtype, parameter.device) == (tensor.shape, tensor.dtype, tensor.device)
-        with torch.no_grad():
-            assert torch.equal(module(given), expected), "after the end"
+                assert (parameter.shape, parameter.dtype) == (tensor.shape, tensor.dtype)
+                assert parameter.device == torch.device(device)
+        assert torch.equal(module(given), ordinary), "after the end"
         for name, tensor in module.state_dict().items():
             assert torch.equal(tensor, state[name]) and tensor.stride() == state[name].stride(), name
         assert all(type(it) is nn.Parameter and it.requires_grad for it in module.parameters())
 
 
-def test_shared_weights_stay_shared():
+def test_shared_weights_stay_shared(device):
     module, given = made("language", torch.float32)
-    with forebay.torch.stream(module, device="cpu", vram=sizes(module)[0]):
+    with forebay.torch.stream(module, device=device, vram=sizes(module)[0]):
         assert module.head.weight is module.embed.weight
     assert module.head.weight is module.embed.weight and type(module.head.weight) is nn.Parameter
 
 
-def test_passes_that_differ_are_right():
+def test_passes_that_differ_are_right(device):
     module, _ = made("language", torch.bfloat16)
     choose = random.Random(1)
-    inputs = [torch.randint(100, (size, 5)) for size in (1, 2, 3)]
+    inputs = [torch.randint(100, (size, 5), device=device) for size in (1, 2, 3)]
+    call = resident(module, device)
+    expected = {(at, branch): call(ids, branch) for at, ids in enumerate(inputs) for branch in (False, True)}
     with torch.no_grad():
-        expected = {(at, branch): module(ids, branch) for at, ids in enumerate(inputs) for branch in (False, True)}
-        with forebay.torch.stream(module, device="cpu", vram=sizes(module)[0]) as stream:
+        with forebay.torch.stream(module, device=device, vram=sizes(module)[0]) as stream:
             for _ in range(60):
                 at, branch = choose.randrange(3), choose.random() < 0.3
                 assert torch.equal(module(inputs[at], branch), expected[at, branch])
@@ -161,25 +185,24 @@ def test_passes_that_differ_are_right():
     assert counts.deviations > 0 and counts.loads > 60
 
 
-def test_what_stays_is_not_loaded_again():
+def test_what_stays_is_not_loaded_again(device):
     module = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(20))).to(torch.bfloat16).eval()
     weight = 64 * 64 * 2
-    with forebay.torch.stream(module, device="cpu", vram=12 * weight) as stream, torch.no_grad():
+    with forebay.torch.stream(module, device=device, vram=12 * weight) as stream, torch.no_grad():
         loads = []
         for _ in range(10):
-            module(torch.rand(1, 64, dtype=torch.bfloat16))
+            module(torch.rand(1, 64, dtype=torch.bfloat16, device=device))
             loads.append(stream.statistics().loads)
         assert loads[-1] - loads[3] <= 6 * 11 + 12, loads
         assert stream.statistics().ram_bytes < 0.75 * stream.statistics().weight_bytes
         assert stream.statistics().weight_bytes == 20 * weight
 
 
-def test_threads_share_a_module():
+def test_threads_share_a_module(device):
     module, given = made("language", torch.float32)
-    inputs = [torch.randint(100, (1, size)) for size in range(1, 9)]
-    wrong = []
-    with torch.no_grad():
-        expected = [module(ids) for ids in inputs]
+    inputs = [torch.randint(100, (1, size), device=device) for size in range(1, 9)]
+    wrong, call = [], resident(module, device)
+    expected = [call(ids) for ids in inputs]
 
     def work(at):
         with torch.no_grad():
@@ -187,18 +210,19 @@ def test_threads_share_a_module():
                 if not torch.equal(module(inputs[at]), expected[at]):
                     wrong.append(at)
 
-    with forebay.torch.stream(module, device="cpu", vram=sizes(module)[0]):
+    with forebay.torch.stream(module, device=device, vram=sizes(module)[0]):
         threads = [threading.Thread(target=work, args=(at,)) for at in range(8)]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
     assert wrong == []
 
 
-def test_a_pass_that_fails_changes_nothing():
+def test_a_pass_that_fails_changes_nothing(device):
     module, given = made("language", torch.float32)
+    given = given.to(device)
+    expected = resident(module, device)(given)
     with torch.no_grad():
-        expected = module(given)
-        with forebay.torch.stream(module, device="cpu", vram=sizes(module)[0]) as stream:
+        with forebay.torch.stream(module, device=device, vram=sizes(module)[0]) as stream:
             assert torch.equal(module(given), expected)
             for kind in (ValueError, KeyboardInterrupt):
                 def fails(*_, kind=kind):
@@ -213,26 +237,27 @@ def test_a_pass_that_fails_changes_nothing():
             assert all(unit.in_use == 0 for unit in stream._units)
 
 
-def test_hooks_of_others_and_moves_to_the_same_device_work():
+def test_hooks_of_others_and_moves_to_the_same_device_work(device):
     module, given = made("recurrent", torch.float32)
-    seen = []
+    seen, given = [], given.to(device)
     module[0].register_forward_hook(lambda it, args, result: seen.append((args[0].shape, float(it.weight.sum()))))
+    expected = resident(module, device)(given)
     with torch.no_grad():
-        expected = module(given)
-        with forebay.torch.stream(module, device="cpu", vram=sizes(module)[0]):
-            assert module.to("cpu") is module and module.to(torch.float32) is module
+        with forebay.torch.stream(module, device=device, vram=sizes(module)[0]):
+            assert module.to(device) is module and module.to(torch.float32) is module
             assert torch.equal(module.eval()(given), expected)
             assert module[0].weight.sum() == seen[0][1]
             assert len(repr(module[0].weight)) < 200 and not module[0].weight.is_meta
     assert seen[0] == seen[1]
 
 
-def test_several_modules_share_the_memory():
+def test_several_modules_share_the_memory(device):
     first, given = made("recurrent", torch.float32)
-    second = nn.Linear(16, 16).eval()
+    second, given = nn.Linear(16, 16).eval(), given.to(device)
+    first_resident, second_resident = resident(first, device), resident(second, device)
+    expected = second_resident(second_resident(first_resident(given)))
     with torch.no_grad():
-        expected = second(second(first(given)))
-        with forebay.torch.stream([first, second], device="cpu", vram=2048) as stream:
+        with forebay.torch.stream([first, second], device=device, vram=2048) as stream:
             for _ in range(5):
                 assert torch.equal(second(second(first(given))), expected)
             assert stream.statistics().passes == 15
@@ -274,11 +299,11 @@ def test_what_cannot_be_is_refused_in_words():
         embedding(given)
 
 
-def test_memory_is_given_back():
+def test_memory_is_given_back(device):
     module, given = made("language", torch.float32)
-    stream = forebay.torch.stream(module, device="cpu", vram=sizes(module)[0])
+    stream = forebay.torch.stream(module, device=device, vram=sizes(module)[0])
     with torch.no_grad():
-        module(given)
+        module(given.to(device))
     stream.close()
     del stream
     gc.collect()

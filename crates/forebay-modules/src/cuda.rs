@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use forebay_codec::{Codec, Container, Float, Weights};
 use forebay_compute::Pool;
@@ -25,8 +26,10 @@ const DESCRIPTIONS: usize = CODED_MAX * CodedContainer::DESCRIPTION_BYTES;
 const SLOT_ROOM: usize = SLOT_BYTES - DESCRIPTIONS;
 /// Chunks begin at multiples of this in a slot.
 const CHUNK_ALIGNMENT: usize = 16;
-/// Bytes that one thread copies at a time.
-const PIECE_BYTES: usize = 1 << 20;
+/// Bytes that one thread copies at a time. On 16 cores, pieces of 1 MiB were copied at three quarters of this rate.
+const PIECE_BYTES: usize = 256 << 10;
+/// Time for which copying threads wait for the next slot before they sleep.
+const SPIN: Duration = Duration::from_millis(1);
 
 /// Memory of a GPU for the weights of modules.
 pub struct CudaOptions {
@@ -145,6 +148,8 @@ impl CudaDevice {
             Ok(Slot { flight: None, buffer, stage, decoded: None })
         };
         let slots = (0..slots).map(slot).collect::<Result<_, _>>()?;
+        let pool = Pool::new(options.threads);
+        pool.set_spin(SPIN);
         Ok(CudaDevice {
             ring: Mutex::new(Ring { slots, _pinned: pinned, _stage: stage }),
             decoder: gpu.container_decoder().map_err(error)?,
@@ -152,7 +157,7 @@ impl CudaDevice {
             decodes: gpu.copy_stream().map_err(error)?,
             damaged: gpu.allocate_with(&[0_u32]).map_err(error)?,
             memory: Arc::new(memory),
-            pool: Pool::new(options.threads),
+            pool,
             gpu: Arc::new(gpu),
         })
     }

@@ -18,7 +18,7 @@ torch = require("torch")
 
 _GIB = 1 << 30
 # Pinned memory: at most this, and at most this share of the weights.
-_PINNED_MOST, _PINNED_SHARE = _GIB, 0.1
+_PINNED_MAX, _PINNED_SHARE = _GIB, 0.1
 
 
 class ModuleStatistics(NamedTuple):
@@ -257,7 +257,7 @@ class ModuleStream:
                         module._buffers[name] = buffer.to(self.device)
         _, ram = self._coded.sizes()
         if pinned is None:
-            pinned = min(_PINNED_MOST, int(ram * _PINNED_SHARE))
+            pinned = min(_PINNED_MAX, int(ram * _PINNED_SHARE))
         gpu = None if self.device.type == "cpu" else self.device.index
         self._native = _native.ModuleStream(self._coded, units, orders, gpu, vram, pinned)
         if gpu is not None:

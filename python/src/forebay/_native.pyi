@@ -177,3 +177,37 @@ def assess(
     trace: str | None,
     progress: Callable[[int, int], object] | None,
 ) -> str: ...
+
+class CodedModules:
+    """Weights of modules in RAM, coded without loss."""
+
+    def __new__(cls, threads: int) -> CodedModules: ...
+    def add(self, tensors: Sequence[tuple[memoryview, str]], stays: bool, codes: bool) -> int:
+        """Code tensors that are used together, given by their bytes and names of types, and return the number of the group."""
+    def places(self, group: int) -> list[int]:
+        """Where each tensor of a group begins in it, in bytes."""
+    def read(self, group: int, tensor: int) -> bytes: ...
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of all groups when they are decoded, and in RAM."""
+
+class ModuleStream:
+    """The weights of modules in the memory of a device, a part of them at a time."""
+
+    def __new__(
+        cls,
+        weights: CodedModules,
+        units: Sequence[Sequence[int]],
+        orders: Sequence[Sequence[int]],
+        gpu: int | None,
+        memory: int,
+        pinned: int,
+    ) -> ModuleStream: ...
+    def begin(self, root: int) -> None: ...
+    def end(self) -> None: ...
+    def acquire(self, unit: int, queue: int) -> list[int]:
+        """Where the groups of a module begin in the memory, which work of the queue may use until `release`."""
+    def release(self, unit: int, queue: int) -> None: ...
+    def memory(self, at: int) -> Tensor:
+        """The group at this place in RAM, or all memory of a GPU, as bytes."""
+    def statistics(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...

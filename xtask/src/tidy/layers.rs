@@ -81,13 +81,7 @@ const LAYERS: [(&str, &[&str]); 22] = [
     ("forebay-dlpack", &["forebay-format"]),
     (
         "forebay-modules",
-        &[
-            "forebay-codec",
-            "forebay-format",
-            "forebay-store",
-            "forebay-compute",
-            "forebay-cuda",
-        ],
+        &["forebay-codec", "forebay-format", "forebay-store", "forebay-compute", "forebay-cuda"],
     ),
     (
         "forebay-c",
