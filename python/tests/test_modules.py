@@ -302,9 +302,12 @@ def test_what_cannot_be_is_refused_in_words():
 def test_memory_is_given_back(device):
     module, given = made("language", torch.float32)
     stream = forebay.torch.stream(module, device=device, vram=sizes(module)[0])
-    with torch.no_grad():
-        module(given.to(device))
+    with torch.inference_mode():
+        expected = module(given.to(device))
+    with torch.autocast(torch.device(device).type, enabled=False):
+        assert torch.equal(module(given.to(device)), expected)
     stream.close()
+    assert stream.statistics().passes == 2
     del stream
     gc.collect()
     assert "forward" not in module.__dict__ and "forward" not in module.embed.__dict__

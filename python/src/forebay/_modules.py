@@ -177,6 +177,7 @@ class ModuleStream:
         self._hooks: list[Any] = []
         self._roots: list[tuple[Any, Any]] = []
         self._pool: Any = None
+        self._last: ModuleStatistics | None = None
         self._native: Any = None
         _check(modules)
         self._coded = _native.CodedModules(max(1, len(os.sched_getaffinity(0))))
@@ -261,7 +262,8 @@ class ModuleStream:
         gpu = None if self.device.type == "cpu" else self.device.index
         self._native = _native.ModuleStream(self._coded, units, orders, gpu, vram, pinned)
         if gpu is not None:
-            self._pool = torch.from_dlpack(self._native.memory(0))
+            with torch.inference_mode(False):
+                self._pool = torch.from_dlpack(self._native.memory(0))
         for unit in self._units:
             unit.forward = unit.module.__dict__.get("forward")
             unit.module.forward = self._with_weights(unit, unit.module.forward)
@@ -327,7 +329,8 @@ class ModuleStream:
         made = weight.made.get(place)
         if made is not None:
             return made
-        with torch.no_grad():
+        # Outside of inference mode, so that calls without it may use what one within it made.
+        with torch.inference_mode(False), torch.no_grad():
             if self._pool is not None:
                 flat = self._pool[place + weight.at : place + weight.at + weight.nbytes]
             else:
@@ -384,6 +387,8 @@ class ModuleStream:
 
     def statistics(self) -> ModuleStatistics:
         """Return what the stream has done since it began."""
+        if self._last is not None:
+            return self._last
         total, ram = self._coded.sizes()
         return ModuleStatistics(**self._native.statistics(), weight_bytes=total, ram_bytes=ram)
 
@@ -393,11 +398,12 @@ class ModuleStream:
             return
         if any(unit.in_use for unit in self._units):
             raise Error("a module is in use: close the stream afterwards")
-        self._closed = True
+        self._last, self._closed = self.statistics(), True
         try:
             self._native.close()
         finally:
             self._give_back()
+            self._native = self._coded = None
 
     def _give_back(self) -> None:
         for root, before in reversed(self._roots):
