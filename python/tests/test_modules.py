@@ -245,7 +245,9 @@ def test_hooks_of_others_and_moves_to_the_same_device_work(device):
     with torch.no_grad():
         with forebay.torch.stream(module, device=device, vram=sizes(module)[0]):
             assert module.to(device) is module and module.to(torch.float32) is module
+            assert module.requires_grad_(False) is module
             assert torch.equal(module.eval()(given), expected)
+            assert module[0].weight.get_device() == (-1 if device == "cpu" else 0)
             assert module[0].weight.sum() == seen[0][1]
             assert len(repr(module[0].weight)) < 200 and not module[0].weight.is_meta
     assert seen[0] == seen[1]
@@ -288,6 +290,7 @@ def test_what_cannot_be_is_refused_in_words():
         for change in (
             lambda: module.head.weight.add_(1), lambda: module.half(), lambda: copy.deepcopy(module), lambda: pickle.dumps(module),
             lambda: module.load_state_dict(module.state_dict()), lambda: module.requires_grad_(True),
+            lambda: module.head.weight.requires_grad_(), lambda: module.head.weight.requires_grad_(requires_grad=True),
         ):  # fmt: skip
             with pytest.raises((forebay.OptionError, RuntimeError), match="close the stream"), torch.no_grad():
                 change()

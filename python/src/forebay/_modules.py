@@ -84,7 +84,7 @@ _TOGETHER = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
 _DESCRIBE = {
     getattr(torch.Tensor, name)
     for name in ("size", "stride", "numel", "nelement", "dim", "element_size", "is_floating_point", "is_complex", "is_contiguous",
-                 "storage_offset", "__len__", "__hash__", "ndimension", "get_device", "is_shared", "is_inference", "is_pinned",
+                 "storage_offset", "__len__", "__hash__", "ndimension", "is_shared", "is_inference", "is_pinned",
                  "is_signed", "is_conj", "is_neg", "has_names")
     if hasattr(torch.Tensor, name)
 }  # fmt: skip
@@ -129,7 +129,9 @@ class _Absent(torch.nn.Parameter):
                 return super().__torch_function__(func, types, args, kwargs)
             elif func is torch.Tensor.get_device:
                 return -1 if device.type == "cpu" else device.index
-            elif func in (torch.Tensor.detach, torch.Tensor.requires_grad_) and not any(args[1:]):
+            elif func is torch.Tensor.detach:
+                return first
+            elif func is torch.Tensor.requires_grad_ and not [*args[1:], *kwargs.values(), True][0]:
                 return first
             elif func is torch.Tensor.__repr__:
                 return f"<streamed weight of shape {tuple(first._of[1].shape)}, {first._of[1].dtype}, on {device}>"
