@@ -4,7 +4,7 @@
 #   bench/gpu-check.sh FIXTURES
 #
 # FIXTURES is the folder of reference data (gguf/, models/). The script builds the programs if cargo is there. Otherwise FOREBAY,
-# GPU_CHECK and LIBRARY (libforebay.so) name them. LIBRARY is checked if python3 has torch and safetensors.
+# GPU_CHECK and LIBRARY (libforebay.so) name them. LIBRARY is checked if python3 has torch and safetensors, the package forebay if it is there.
 # GPU=N chooses the GPU (0). SANITIZE=1 also runs all models under compute-sanitizer, which takes much longer.
 # Exit status 1 if any check failed.
 set -uo pipefail
@@ -105,6 +105,11 @@ elif ! python3 -c 'import torch, safetensors; assert torch.cuda.is_available()' 
 else
     check "tensors for PyTorch" python3 "$root/bench/dlpack.py" "$LIBRARY" --device "$cuda"
     check "tensors for PyTorch in host memory" python3 "$root/bench/dlpack.py" "$LIBRARY" --device cpu
+fi
+if python3 -c 'import forebay, pytest, torch; assert torch.cuda.is_available()' 2>/dev/null; then
+    check "modules of PyTorch" python3 -m pytest -q -p no:cacheprovider "$root/python/tests/test_modules.py"
+else
+    skip "modules of PyTorch" "python3 has no forebay, no pytest, or no torch with CUDA"
 fi
 
 echo
