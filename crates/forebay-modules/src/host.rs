@@ -40,7 +40,8 @@ impl HostDevice {
 
 impl Device for HostDevice {
     type Weights = Arc<CodedGroup>;
-    type Queue = ();
+    /// Any number: all work is done when its call returns.
+    type Queue = u64;
     type Point = ();
 
     fn load(&self, weights: &Arc<CodedGroup>, to: Range<u64>, _: &[()]) -> Result<(), DeviceError> {
@@ -61,11 +62,11 @@ impl Device for HostDevice {
         Ok(())
     }
 
-    fn wait(&self, (): (), (): &()) -> Result<(), DeviceError> {
+    fn wait(&self, _: u64, (): &()) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    fn mark(&self, (): ()) -> Result<(), DeviceError> {
+    fn mark(&self, _: u64) -> Result<(), DeviceError> {
         Ok(())
     }
 

@@ -189,7 +189,7 @@ impl ModuleStream {
     /// Returns where the groups of a module begin in the memory, which work of `queue` may use until `release`.
     fn acquire(&self, py: Python<'_>, unit: usize, queue: u64) -> PyResult<Vec<u64>> {
         let places = py.detach(|| match &*self.0 {
-            Stream::Host(stream) => stream.acquire(unit, host_queue(queue)),
+            Stream::Host(stream) => stream.acquire(unit, queue),
             #[cfg(feature = "cuda")]
             Stream::Cuda(stream, _) => {
                 let _context = CallersContext::remember();
@@ -201,7 +201,7 @@ impl ModuleStream {
 
     fn release(&self, py: Python<'_>, unit: usize, queue: u64) -> PyResult<()> {
         let released = py.detach(|| match &*self.0 {
-            Stream::Host(stream) => stream.release(unit, host_queue(queue)),
+            Stream::Host(stream) => stream.release(unit, queue),
             #[cfg(feature = "cuda")]
             Stream::Cuda(stream, _) => {
                 let _context = CallersContext::remember();
@@ -264,9 +264,6 @@ impl ModuleStream {
         closed.map_err(|error| of_stream(py, &error))
     }
 }
-
-/// RAM has one queue, which the calls themselves are.
-fn host_queue(_: u64) {}
 
 #[cfg(feature = "cuda")]
 fn queue_of(handle: u64) -> ForeignStream {
