@@ -288,8 +288,7 @@ def test_what_cannot_be_is_refused_in_words():
         with pytest.raises(forebay.OptionError, match="already"):
             stream(module, device="cpu")
         for change in (
-            lambda: module.head.weight.add_(1), lambda: module.half(), lambda: copy.deepcopy(module), lambda: pickle.dumps(module),
-            lambda: module.load_state_dict(module.state_dict()), lambda: module.requires_grad_(True),
+            lambda: module.half(), lambda: copy.deepcopy(module), lambda: pickle.dumps(module), lambda: module.requires_grad_(True),
             lambda: module.head.weight.requires_grad_(), lambda: module.head.weight.requires_grad_(requires_grad=True),
         ):  # fmt: skip
             with pytest.raises((forebay.OptionError, RuntimeError), match="close the stream"), torch.no_grad():

@@ -1,126 +1,108 @@
 //! Weights in RAM: coded without loss where that makes them smaller.
 
+use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use forebay_codec::{CHUNK_BYTES, Codec, CodecError, Decoder, Encoder, Encoding, Weights};
-
-use crate::room::aligned;
+use forebay_codec::{Codec, CodecError, Decoder, Encoder, Encoding, Weights};
 
 /// Coded chunks that are larger than this share of the plain ones stay plain.
 const WORTH: f64 = 0.95;
 
-/// One tensor of a group.
-pub struct GroupTensor<'a> {
-    pub bytes: &'a [u8],
-    /// What its elements are, if they can be coded.
-    pub weights: Option<Weights>,
+/// Bytes in memory that others share.
+#[derive(Clone)]
+pub struct SharedBytes {
+    memory: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    range: Range<usize>,
 }
 
-/// Tensors that are in a device together. They do not change.
-pub struct CodedGroup {
-    chunks: Vec<CodedChunk>,
-    tensors: Vec<TensorPlace>,
-    bytes: u64,
-    coded_bytes: u64,
+impl SharedBytes {
+    /// Returns a range of memory, which stays as long as this.
+    ///
+    /// # Panics
+    /// Panics if the memory has no such range.
+    pub fn of(memory: Arc<dyn AsRef<[u8]> + Send + Sync>, range: Range<usize>) -> SharedBytes {
+        assert!(range.start <= range.end && range.end <= (*memory).as_ref().len());
+        SharedBytes { memory, range }
+    }
 }
 
-/// Where a tensor is in its group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TensorPlace {
-    /// Where it begins in the device, counted from the first byte of the group.
-    pub at: u64,
-    pub bytes: u64,
+impl From<Vec<u8>> for SharedBytes {
+    fn from(bytes: Vec<u8>) -> SharedBytes {
+        let range = 0..bytes.len();
+        SharedBytes { memory: Arc::new(bytes.into_boxed_slice()), range }
+    }
 }
 
-/// Up to [`CHUNK_BYTES`] bytes of a tensor.
+impl Deref for SharedBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &(*self.memory).as_ref()[self.range.clone()]
+    }
+}
+
+/// Up to [`forebay_codec::CHUNK_BYTES`] bytes of a tensor.
+#[derive(Clone)]
 pub struct CodedChunk {
     /// [`Codec::Raw`] or [`Codec::Exponents`].
     pub codec: Codec,
-    pub coded: Box<[u8]>,
+    pub coded: SharedBytes,
     /// Where the bytes go, counted from the first byte of the group.
     pub at: u64,
     /// Number of bytes when they are decoded.
     pub bytes: usize,
 }
 
-impl CodedGroup {
-    pub fn chunks(&self) -> &[CodedChunk] {
-        &self.chunks
-    }
-
-    /// Returns the places of the tensors, in their order.
-    pub fn tensors(&self) -> &[TensorPlace] {
-        &self.tensors
-    }
-
-    /// Returns the bytes that the group needs in a device.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Returns the bytes of its chunks in RAM.
-    pub fn coded_bytes(&self) -> u64 {
-        self.coded_bytes
-    }
-
-    /// Decodes the whole group. What is between tensors stays as it is.
+impl CodedChunk {
+    /// Codes bytes, if that makes them clearly smaller.
     ///
     /// # Errors
-    /// Returns an error if a chunk is damaged.
-    ///
-    /// # Panics
-    /// Panics if `out` has fewer bytes than the group.
-    pub fn decode(&self, out: &mut [u8]) -> Result<(), CodecError> {
-        let mut decoder = Decoder::default();
-        self.chunks.iter().try_for_each(|chunk| {
-            let out = &mut out[chunk.at as usize..][..chunk.bytes];
-            decoder.decode(chunk.codec, &chunk.coded, out)
-        })
-    }
-
-    /// Decodes one tensor.
-    ///
-    /// # Errors
-    /// Returns an error if a chunk is damaged.
-    ///
-    /// # Panics
-    /// Panics if there is no such tensor.
-    pub fn decode_tensor(&self, index: usize) -> Result<Vec<u8>, CodecError> {
-        let TensorPlace { at, bytes } = self.tensors[index];
-        let mut out = vec![0; bytes as usize];
-        let mut decoder = Decoder::default();
-        let own = self.chunks.iter().filter(|chunk| (at..at + bytes).contains(&chunk.at));
-        for chunk in own {
-            let out = &mut out[(chunk.at - at) as usize..][..chunk.bytes];
-            decoder.decode(chunk.codec, &chunk.coded, out)?;
+    /// Returns an error if the bytes are too many for the codec.
+    pub fn encode(
+        at: u64,
+        plain: &[u8],
+        weights: Option<Weights>,
+    ) -> Result<CodedChunk, CodecError> {
+        let bytes = plain.len();
+        if let Some(weights) = weights {
+            let mut coded = Vec::new();
+            Encoder::new(Encoding::Exponents(weights)).encode(plain, &mut coded)?;
+            if (coded.len() as f64) < WORTH * bytes as f64 {
+                coded.shrink_to_fit();
+                return Ok(CodedChunk { codec: Codec::Exponents, coded: coded.into(), at, bytes });
+            }
         }
-        Ok(out)
+        Ok(CodedChunk { codec: Codec::Raw, coded: plain.to_vec().into(), at, bytes })
+    }
+
+    /// Decodes to the place of the chunk in its group.
+    ///
+    /// # Errors
+    /// Returns an error if the chunk is damaged.
+    ///
+    /// # Panics
+    /// Panics if `group` has fewer bytes than the group.
+    pub fn decode(&self, decoder: &mut Decoder, group: &mut [u8]) -> Result<(), CodecError> {
+        decoder.decode(self.codec, &self.coded, &mut group[self.at as usize..][..self.bytes])
     }
 }
 
-/// Codes the tensors of a group with so many threads.
+/// Codes chunks with so many threads: each is its place in the group, its bytes, and what they are if they can be coded. Returns them in the
+/// order of their places.
 ///
 /// # Errors
-/// Returns an error if the tensors are too large for the codec.
-pub fn encode(tensors: &[GroupTensor<'_>], threads: usize) -> Result<CodedGroup, CodecError> {
-    let mut places = Vec::new();
-    let mut end = 0;
-    let mut plain = Vec::new();
-    for tensor in tensors {
-        let bytes = tensor.bytes.len() as u64;
-        places.push(TensorPlace { at: end, bytes });
-        for (index, chunk) in tensor.bytes.chunks(CHUNK_BYTES).enumerate() {
-            plain.push((end + (index * CHUNK_BYTES) as u64, chunk, tensor.weights));
-        }
-        end += aligned(bytes);
-    }
+/// Returns an error if a chunk is too large for the codec.
+pub fn encode(
+    plain: &[(u64, &[u8], Option<Weights>)],
+    threads: usize,
+) -> Result<Vec<CodedChunk>, CodecError> {
     let next = AtomicUsize::new(0);
     let chunks = Mutex::new(Vec::new());
     let work = || {
         while let Some((at, plain, weights)) = plain.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let chunk = encode_chunk(*at, plain, *weights);
+            let chunk = CodedChunk::encode(*at, plain, *weights);
             chunks.lock().unwrap_or_else(PoisonError::into_inner).push(chunk);
         }
     };
@@ -133,55 +115,40 @@ pub fn encode(tensors: &[GroupTensor<'_>], threads: usize) -> Result<CodedGroup,
     let chunks = chunks.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut chunks = chunks.into_iter().collect::<Result<Vec<CodedChunk>, CodecError>>()?;
     chunks.sort_unstable_by_key(|chunk| chunk.at);
-    let coded_bytes = chunks.iter().map(|chunk| chunk.coded.len() as u64).sum();
-    Ok(CodedGroup { chunks, tensors: places, bytes: end, coded_bytes })
-}
-
-fn encode_chunk(at: u64, plain: &[u8], weights: Option<Weights>) -> Result<CodedChunk, CodecError> {
-    let bytes = plain.len();
-    if let Some(weights) = weights {
-        let mut coded = Vec::new();
-        Encoder::new(Encoding::Exponents(weights)).encode(plain, &mut coded)?;
-        if (coded.len() as f64) < WORTH * bytes as f64 {
-            let coded = coded.into_boxed_slice();
-            return Ok(CodedChunk { codec: Codec::Exponents, coded, at, bytes });
-        }
-    }
-    Ok(CodedChunk { codec: Codec::Raw, coded: plain.into(), at, bytes })
+    Ok(chunks)
 }
 
 #[cfg(test)]
 mod tests {
-    use forebay_codec::Float;
+    use forebay_codec::{CHUNK_BYTES, Float};
 
     use super::*;
 
     #[test]
-    fn groups_come_back_to_the_byte() {
+    fn chunks_come_back_to_the_byte() {
         let mut random = fastrand::Rng::with_seed(1);
         let weights: Vec<u8> = (0..3 * CHUNK_BYTES / 4)
             .flat_map(|_| ((random.f32() - 0.5).to_bits() >> 16).to_le_bytes()[..2].to_vec())
             .collect();
         let noise: Vec<u8> = (0..5001).map(|_| random.u8(..)).collect();
         let bf16 = Some(Weights::Plain(Float::Bf16));
-        let tensors = [
-            GroupTensor { bytes: &weights, weights: bf16 },
-            GroupTensor { bytes: &noise, weights: None },
-            GroupTensor { bytes: &[], weights: bf16 },
-            GroupTensor { bytes: &noise[..4000], weights: bf16 },
+        let half = weights.len() / 2;
+        let plain = [
+            (0, &weights[..half], bf16),
+            (half as u64, &weights[half..], bf16),
+            (weights.len() as u64, &noise[..], None),
+            (weights.len() as u64 + 5001, &noise[..4000], bf16),
         ];
         for threads in [1, 3] {
-            let group = encode(&tensors, threads).unwrap();
-            assert!(group.coded_bytes() < weights.len() as u64 * 3 / 4 + 10_000);
-            let mut all = vec![7; group.bytes() as usize];
-            group.decode(&mut all).unwrap();
-            for (index, (tensor, place)) in tensors.iter().zip(group.tensors()).enumerate() {
-                let TensorPlace { at, bytes } = *place;
-                assert_eq!(all[at as usize..][..bytes as usize], *tensor.bytes);
-                assert_eq!(group.decode_tensor(index).unwrap(), tensor.bytes);
-            }
+            let chunks = encode(&plain, threads).unwrap();
+            let coded: usize = chunks.iter().map(|chunk| chunk.coded.len()).sum();
+            assert!(coded < weights.len() * 3 / 4 + 10_000);
+            let mut all = vec![7; weights.len() + 9001];
+            let mut decoder = Decoder::default();
+            chunks.iter().for_each(|chunk| chunk.decode(&mut decoder, &mut all).unwrap());
+            assert_eq!(all, [&weights[..], &noise, &noise[..4000]].concat());
             // Noise is not worth coding.
-            let last = group.chunks().last().unwrap();
+            let last = chunks.last().unwrap();
             assert_eq!((last.codec, last.bytes), (Codec::Raw, 4000));
         }
     }

@@ -8,14 +8,16 @@ use std::time::Duration;
 use forebay_codec::{Codec, Container, Float, Weights};
 use forebay_compute::Pool;
 use forebay_cuda::{
-    CodedContainer, ContainerDecoder, CopyStream, CudaError, DeviceMemory, DevicePtr,
-    ForeignStream, Gpu, InFlight, Pinned, StreamPoint,
+    CodedContainer, ContainerDecoder, CopyStream, DeviceMemory, DevicePtr, ForeignStream, Gpu,
+    InFlight, Pinned, StreamPoint,
 };
 use forebay_format::TensorType;
 use forebay_store::{Arena, SlotBuffer};
 
-use crate::coded::{CodedChunk, CodedGroup};
+use crate::coded::CodedChunk;
 use crate::device::{Device, DeviceError};
+use crate::stored::damaged;
+use crate::weights::Arriving;
 
 /// Bytes of a slot of the ring: some chunks.
 const SLOT_BYTES: usize = 16 << 20;
@@ -75,47 +77,32 @@ struct Slot {
     decoded: Option<StreamPoint>,
 }
 
-/// Chunks of a group that go through one slot.
+/// Chunks of a group that go through one slot, and where they are in it.
 #[derive(Default)]
-struct Batch<'a> {
-    coded: Vec<(&'a CodedChunk, Range<usize>)>,
-    plain: Vec<(&'a CodedChunk, Range<usize>)>,
+struct Batch {
+    chunks: Vec<(CodedChunk, Range<usize>)>,
     end: usize,
 }
 
-impl<'a> Batch<'a> {
-    /// Cuts a group into batches.
-    fn cut(group: &'a CodedGroup) -> Vec<Batch<'a>> {
-        let mut batches: Vec<Batch<'a>> = Vec::new();
-        for chunk in group.chunks() {
-            let bytes = chunk.coded.len();
-            let fits = |batch: &&mut Batch<'a>| {
-                batch.end + bytes <= SLOT_ROOM && batch.coded.len() < CODED_MAX
-            };
-            let batch = match batches.last_mut().filter(fits) {
-                Some(batch) => batch,
-                None => {
-                    batches.push(Batch::default());
-                    batches.last_mut().expect("it was added")
-                }
-            };
-            let range = batch.end..batch.end + bytes;
-            batch.end = range.end.next_multiple_of(CHUNK_ALIGNMENT);
-            match chunk.codec {
-                Codec::Exponents => batch.coded.push((chunk, range)),
-                _ => batch.plain.push((chunk, range)),
-            }
-        }
-        batches
+impl Batch {
+    fn has_room(&self, chunk: &CodedChunk) -> bool {
+        self.end + chunk.coded.len() <= SLOT_ROOM && self.chunks.len() < CODED_MAX
+    }
+
+    fn push(&mut self, chunk: CodedChunk) {
+        let range = self.end..self.end + chunk.coded.len();
+        self.end = range.end.next_multiple_of(CHUNK_ALIGNMENT);
+        self.chunks.push((chunk, range));
+    }
+
+    /// Returns the chunks that the GPU decodes, or those that it does not.
+    fn coded(&self, is_coded: bool) -> impl Iterator<Item = &(CodedChunk, Range<usize>)> {
+        self.chunks.iter().filter(move |(chunk, _)| (chunk.codec == Codec::Exponents) == is_coded)
     }
 }
 
-fn error(source: CudaError) -> DeviceError {
-    DeviceError(source.to_string())
-}
-
 fn failed(error: impl std::fmt::Display) -> DeviceError {
-    DeviceError(error.to_string())
+    DeviceError::of_device(&error)
 }
 
 /// Returns the type of decoded weights.
@@ -135,13 +122,13 @@ impl CudaDevice {
     /// # Errors
     /// Returns an error if there is no such GPU, or if memory is missing.
     pub fn open(options: &CudaOptions) -> Result<CudaDevice, DeviceError> {
-        let gpu = Gpu::open(options.ordinal).map_err(error)?;
+        let gpu = Gpu::open(options.ordinal).map_err(failed)?;
         let slots = (options.pinned_bytes / SLOT_BYTES as u64).max(2) as usize;
-        let memory = gpu.allocate(options.bytes as usize).map_err(error)?;
-        let stage = gpu.allocate(slots * SLOT_BYTES).map_err(error)?;
+        let memory = gpu.allocate(options.bytes as usize).map_err(failed)?;
+        let stage = gpu.allocate(slots * SLOT_BYTES).map_err(failed)?;
         let arena = Arena::map(slots * SLOT_BYTES).map_err(failed)?;
         arena.make_resident().map_err(failed)?;
-        let pinned = gpu.pin(arena.addresses(), arena.clone()).map_err(error)?;
+        let pinned = gpu.pin(arena.addresses(), arena.clone()).map_err(failed)?;
         let slot = |at: usize| -> Result<Slot, DeviceError> {
             let buffer = Some(arena.carve(SLOT_BYTES).map_err(failed)?);
             let stage = stage.ptr::<u8>().offset(at * SLOT_BYTES);
@@ -152,10 +139,10 @@ impl CudaDevice {
         pool.set_spin(SPIN);
         Ok(CudaDevice {
             ring: Mutex::new(Ring { slots, _pinned: pinned, _stage: stage }),
-            decoder: gpu.container_decoder().map_err(error)?,
-            copies: gpu.copy_stream().map_err(error)?,
-            decodes: gpu.copy_stream().map_err(error)?,
-            damaged: gpu.allocate_with(&[0_u32]).map_err(error)?,
+            decoder: gpu.container_decoder().map_err(failed)?,
+            copies: gpu.copy_stream().map_err(failed)?,
+            decodes: gpu.copy_stream().map_err(failed)?,
+            damaged: gpu.allocate_with(&[0_u32]).map_err(failed)?,
             memory: Arc::new(memory),
             pool,
             gpu: Arc::new(gpu),
@@ -172,17 +159,15 @@ impl CudaDevice {
     /// # Errors
     /// Returns an error if the device fails.
     pub fn is_damaged(&self) -> Result<bool, DeviceError> {
-        let words = self.gpu.download::<u32>(self.damaged.ptr(), 1).map_err(error)?;
+        let words = self.gpu.download::<u32>(self.damaged.ptr(), 1).map_err(failed)?;
         Ok(words != [0])
     }
 
     /// Copies chunks to a slot with all threads.
-    fn fill(&self, buffer: &mut SlotBuffer, batch: &Batch<'_>) {
+    fn fill(&self, buffer: &mut SlotBuffer, batch: &Batch) {
         let mut rest = buffer.as_mut_slice();
         let (mut pieces, mut done) = (Vec::new(), 0);
-        let mut chunks: Vec<_> = batch.coded.iter().chain(&batch.plain).collect();
-        chunks.sort_unstable_by_key(|(_, range)| range.start);
-        for (chunk, range) in chunks {
+        for (chunk, range) in &batch.chunks {
             let (_, from) = std::mem::take(&mut rest).split_at_mut(range.start - done);
             let (own, behind) = from.split_at_mut(range.len());
             (rest, done) = (behind, range.end);
@@ -201,20 +186,21 @@ impl CudaDevice {
     fn queue(
         &self,
         slot: &mut Slot,
-        batch: &Batch<'_>,
+        batch: &Batch,
         to: DevicePtr<u8>,
         after: &[StreamPoint],
     ) -> Result<(), DeviceError> {
         let mut buffer = match slot.flight.take() {
-            Some(flight) => flight.finish().map_err(error)?,
+            Some(flight) => flight.finish().map_err(failed)?,
             None => slot.buffer.take().expect("a slot has its memory or is under way"),
         };
         self.fill(&mut buffer, batch);
         let mut by_type: Vec<(TensorType, Vec<CodedContainer>)> = Vec::new();
-        for (chunk, range) in &batch.coded {
-            let container = Container::read(&chunk.coded, chunk.bytes).map_err(failed)?;
+        for (chunk, range) in batch.coded(true) {
+            let container = Container::read(&chunk.coded, chunk.bytes);
+            let container = container.map_err(|error| damaged(&error))?;
             let ty = type_of(container.weights()).filter(|_| container.rest().is_empty());
-            let ty = ty.ok_or_else(|| failed("a chunk is of another type"))?;
+            let ty = ty.ok_or_else(|| damaged(&"a chunk is of another type"))?;
             let of = CodedContainer {
                 ty,
                 from: slot.stage.offset(range.start),
@@ -242,7 +228,7 @@ impl CudaDevice {
             copies.push((SLOT_ROOM..at, slot.stage.offset(SLOT_ROOM)));
         }
         // Chunks beside each other are one copy.
-        for (_, range) in &batch.coded {
+        for (_, range) in batch.coded(true) {
             match copies
                 .last_mut()
                 .filter(|(last, _)| last.end.next_multiple_of(CHUNK_ALIGNMENT) == range.start)
@@ -251,57 +237,101 @@ impl CudaDevice {
                 None => copies.push((range.clone(), slot.stage.offset(range.start))),
             }
         }
-        let plain = batch.plain.iter();
-        copies.extend(plain.map(|(chunk, range)| (range.clone(), to.offset(chunk.at as usize))));
+        let mut has_plain = false;
+        for (chunk, range) in batch.coded(false) {
+            copies.push((range.clone(), to.offset(chunk.at as usize)));
+            has_plain = true;
+        }
         if let Some(decoded) = slot.decoded.take() {
-            self.copies.wait_for_point(&decoded).map_err(error)?;
+            self.copies.wait_for_point(&decoded).map_err(failed)?;
         }
-        if !batch.plain.is_empty() {
-            after.iter().try_for_each(|point| self.copies.wait_for_point(point)).map_err(error)?;
+        if has_plain {
+            after.iter().try_for_each(|point| self.copies.wait_for_point(point)).map_err(failed)?;
         }
-        slot.flight = Some(self.copies.upload(buffer, copies).map_err(error)?);
-        self.decodes.wait_for_point(&self.copies.point().map_err(error)?).map_err(error)?;
+        slot.flight = Some(self.copies.upload(buffer, copies).map_err(failed)?);
+        self.decodes.wait_for_point(&self.copies.point().map_err(failed)?).map_err(failed)?;
         for ((ty, containers), at) in by_type.iter().zip(described) {
             let descriptions = slot.stage.offset(at).cast();
             let flag = self.damaged.ptr();
             self.decoder
                 .decode(&self.decodes, *ty, containers, descriptions, flag)
-                .map_err(error)?;
+                .map_err(failed)?;
         }
-        slot.decoded = Some(self.decodes.point().map_err(error)?);
+        slot.decoded = Some(self.decodes.point().map_err(failed)?);
         Ok(())
     }
 }
 
+impl CudaDevice {
+    /// Queues the work for a batch with the slot that was used first.
+    fn send(
+        &self,
+        batch: Batch,
+        to: DevicePtr<u8>,
+        after: &[StreamPoint],
+    ) -> Result<(), DeviceError> {
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = ring.slots.pop_front().ok_or_else(|| failed("the ring is lost"))?;
+        // After an error, the slot's memory may be in use, so it does not come back.
+        self.queue(&mut slot, &batch, to, after)?;
+        ring.slots.push_back(slot);
+        Ok(())
+    }
+
+    fn load_all(
+        &self,
+        mut weights: Arriving,
+        to: DevicePtr<u8>,
+        after: &[StreamPoint],
+    ) -> Result<(), DeviceError> {
+        let mut batch = Batch::default();
+        while let Some(chunk) = weights.next() {
+            let chunk = chunk?;
+            if !batch.has_room(&chunk) {
+                self.send(std::mem::take(&mut batch), to, after)?;
+            }
+            batch.push(chunk);
+            // What has arrived need not wait for the disk, which may need its buffers.
+            if weights.is_late() {
+                self.send(std::mem::take(&mut batch), to, after)?;
+            }
+        }
+        match batch.chunks.is_empty() {
+            true => Ok(()),
+            false => self.send(batch, to, after),
+        }
+    }
+}
+
 impl Device for CudaDevice {
-    type Weights = Arc<CodedGroup>;
+    type Weights = Arriving;
     type Queue = ForeignStream;
     type Point = StreamPoint;
 
     fn load(
         &self,
-        weights: &Arc<CodedGroup>,
+        weights: Arriving,
         to: Range<u64>,
         after: &[StreamPoint],
     ) -> Result<StreamPoint, DeviceError> {
         let to = self.memory.ptr::<u8>().offset(to.start as usize);
-        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        after.iter().try_for_each(|point| self.decodes.wait_for_point(point)).map_err(error)?;
-        for batch in Batch::cut(weights) {
-            let mut slot = ring.slots.pop_front().ok_or_else(|| failed("the ring is lost"))?;
-            // After an error, the slot's memory may be in use, so it does not come back.
-            self.queue(&mut slot, &batch, to, after)?;
-            ring.slots.push_back(slot);
+        after.iter().try_for_each(|point| self.decodes.wait_for_point(point)).map_err(failed)?;
+        let loaded = self.load_all(weights, to, after);
+        let point = self.decodes.point().map_err(failed)?;
+        if let Err(error) = loaded {
+            // What was queued so far writes to the range.
+            point.reach().map_err(failed)?;
+            return Err(error);
         }
-        self.decodes.point().map_err(error)
+        Ok(point)
     }
 
     fn wait(&self, queue: ForeignStream, point: &StreamPoint) -> Result<(), DeviceError> {
-        self.decodes.hold_stream(queue, point).map_err(error)
+        self.decodes.hold_stream(queue, point).map_err(failed)
     }
 
     fn mark(&self, queue: ForeignStream) -> Result<StreamPoint, DeviceError> {
-        self.decodes.point_of(queue).map_err(error)
+        self.decodes.point_of(queue).map_err(failed)
     }
 
     fn is_reached(&self, point: &StreamPoint) -> bool {
@@ -310,6 +340,6 @@ impl Device for CudaDevice {
     }
 
     fn reach(&self, point: &StreamPoint) -> Result<(), DeviceError> {
-        point.reach().map_err(error)
+        point.reach().map_err(failed)
     }
 }

@@ -6,22 +6,23 @@ use std::ops::Range;
 /// A device with memory, and queues of work that run side by side. Work of one queue runs in order, and begins behind the points of
 /// other queues that it waits for. A caller never waits for the device, except in [`Device::reach`] and for memory of the host.
 pub trait Device: Send + Sync + 'static {
-    /// Weights of a group outside the device, coded or plain.
-    type Weights: Send + Sync;
+    /// Weights of a group outside the device, coded or plain. They may be on their way from a disk.
+    type Weights;
     /// A queue of the caller, such as a stream of the library that computes.
     type Queue: Copy + Send + fmt::Debug;
     /// A point in a queue. It is reached when all work before it is done.
     type Point: Clone + Send + 'static;
 
     /// Queues the work that brings weights into a range of the memory, which is as long as the weights when they are decoded. The
-    /// range may be written when `after` is reached. Returns the point at which the weights are there. May wait for memory of the host.
+    /// range may be written when `after` is reached. Returns the point at which the weights are there. May wait for memory of the host, and for the
+    /// disk.
     ///
     /// # Errors
     /// Returns an error if the weights cannot be read or the device fails. The range then holds anything, and nothing writes to
     /// it any more.
     fn load(
         &self,
-        weights: &Self::Weights,
+        weights: Self::Weights,
         to: Range<u64>,
         after: &[Self::Point],
     ) -> Result<Self::Point, DeviceError>;
@@ -50,5 +51,27 @@ pub trait Device: Send + Sync + 'static {
 
 /// An error of a device or of the source of weights.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct DeviceError(pub String);
+pub enum DeviceError {
+    #[error("{0}")]
+    Device(String),
+    /// Weights cannot be read, or are damaged.
+    #[error("{0}")]
+    Source(String),
+    /// RAM is too small.
+    #[error(
+        "{needed} bytes of RAM are needed for weights that are not in files, and to read the others, but there are {has}"
+    )]
+    Ram { needed: u64, has: u64 },
+}
+
+impl DeviceError {
+    /// Tells an error of a device.
+    pub fn of_device(error: &dyn fmt::Display) -> DeviceError {
+        DeviceError::Device(error.to_string())
+    }
+
+    /// Tells an error of the source of weights.
+    pub fn of_source(error: &dyn fmt::Display) -> DeviceError {
+        DeviceError::Source(error.to_string())
+    }
+}

@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::coded::CodedGroup;
+use forebay_codec::Decoder;
+
 use crate::device::{Device, DeviceError};
+use crate::stored::damaged;
+use crate::weights::Arriving;
 
 /// Decoded weights of a group in RAM. They stay as long as this does, also when others have taken their place in the device.
 pub struct HostMemory(Box<[u128]>);
@@ -39,12 +42,12 @@ impl HostDevice {
 }
 
 impl Device for HostDevice {
-    type Weights = Arc<CodedGroup>;
+    type Weights = Arriving;
     /// Any number: all work is done when its call returns.
     type Queue = u64;
     type Point = ();
 
-    fn load(&self, weights: &Arc<CodedGroup>, to: Range<u64>, _: &[()]) -> Result<(), DeviceError> {
+    fn load(&self, weights: Arriving, to: Range<u64>, _: &[()]) -> Result<(), DeviceError> {
         {
             // What was there leaves first, so that memory does not grow.
             let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
@@ -55,8 +58,11 @@ impl Device for HostDevice {
         }
         let words = (to.end - to.start).div_ceil(size_of::<u128>() as u64) as usize;
         let mut memory = vec![0_u128; words].into_boxed_slice();
-        let decoded = weights.decode(bytemuck::cast_slice_mut(&mut memory));
-        decoded.map_err(|error| DeviceError(format!("weights in RAM are damaged: {error}")))?;
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut memory);
+        let mut decoder = Decoder::default();
+        for chunk in weights {
+            chunk?.decode(&mut decoder, bytes).map_err(|error| damaged(&error))?;
+        }
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         places.insert(to.start, Arc::new(HostMemory(memory)));
         Ok(())
@@ -82,19 +88,26 @@ impl Device for HostDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::coded::{GroupTensor, encode};
+    use crate::source::WeightSource;
+    use crate::stored::{GroupTensor, TensorFrom};
+    use crate::weights::{WeightOptions, WeightsBuilder};
 
     #[test]
     fn a_range_that_goes_to_another_group_frees_what_was_there() {
         let device = HostDevice::new();
-        let group = |byte: u8| {
-            Arc::new(encode(&[GroupTensor { bytes: &[byte; 1000], weights: None }], 1).unwrap())
-        };
-        for (byte, at) in [(1, 0), (2, 1024), (3, 2048)] {
-            device.load(&group(byte), at..at + 1024, &[]).unwrap();
+        let options = WeightOptions { ram: u64::MAX, threads: 1, codes: true };
+        let mut weights = WeightsBuilder::new(options);
+        for byte in 1..=4 {
+            let from = TensorFrom::Ram(&[byte; 1000]);
+            weights.add(&[GroupTensor { from, weights: None }]).unwrap();
+        }
+        let weights = weights.finish().unwrap();
+        let load = |group, at| device.load(weights.take(group).unwrap(), at..at + 1024, &[]);
+        for (group, at) in [(0, 0), (1, 1024), (2, 2048)] {
+            load(group, at).unwrap();
         }
         let old = device.memory(1024);
-        device.load(&group(4), 512..1536, &[]).unwrap();
+        load(3, 512).unwrap();
         assert_eq!(device.places.lock().unwrap().keys().copied().collect::<Vec<_>>(), [512, 2048]);
         assert_eq!((old.bytes()[0], device.memory(512).bytes()[999]), (2, 4), "old ones stay");
         assert_eq!(device.memory(2048).bytes()[..1000], [3; 1000]);

@@ -9,11 +9,11 @@ use crate::device::{Device, DeviceError};
 use crate::order::{Root, Unit, UseOrder};
 use crate::plan::{Kept, PlanInput};
 use crate::room::{ALIGNMENT, Choice, Group, Room, aligned};
+use crate::source::WeightSource;
 
 /// Weights that are in the device together.
-pub struct GroupOptions<W> {
-    /// Where they are outside the device.
-    pub weights: W,
+#[derive(Debug, Clone, Copy)]
+pub struct GroupOptions {
     /// Bytes that they take in the device.
     pub bytes: u64,
     /// True if they stay in the device, because a module that uses them calls others meanwhile.
@@ -21,8 +21,8 @@ pub struct GroupOptions<W> {
 }
 
 /// The modules of a stream, and what they use.
-pub struct StreamerOptions<W> {
-    pub groups: Vec<GroupOptions<W>>,
+pub struct StreamerOptions {
+    pub groups: Vec<GroupOptions>,
     /// The groups that each module uses. None has one of them twice.
     pub units: Vec<Vec<Group>>,
     /// For each root, the modules in the order in which its first pass may use them.
@@ -44,6 +44,9 @@ pub enum StreamError {
         "a module needs {needed} bytes for its weights while modules that call it use the memory for theirs"
     )]
     InUse { needed: u64 },
+    /// The caller did not wait until the weights were there.
+    #[error("waiting for weights was interrupted")]
+    Interrupted,
     /// The stream was closed.
     #[error("the stream of weights is closed")]
     Closed,
@@ -80,7 +83,8 @@ pub struct Streamer<D: Device> {
 
 struct Shared<D: Device> {
     device: Arc<D>,
-    groups: Vec<GroupOptions<D::Weights>>,
+    source: Arc<dyn WeightSource<D::Weights>>,
+    groups: Vec<GroupOptions>,
     units: Vec<Vec<Group>>,
     /// The modules that use each group.
     users: Vec<Vec<Unit>>,
@@ -88,8 +92,6 @@ struct Shared<D: Device> {
     bytes: u64,
     state: Mutex<State<D::Point>>,
     changed: Condvar,
-    /// Held by the caller whose weights are brought on demand. So no two callers wait for memory that the other one has.
-    demands: Mutex<()>,
 }
 
 struct State<P> {
@@ -104,7 +106,7 @@ struct State<P> {
     after: Vec<P>,
     room: Room<P>,
     groups: Vec<GroupState<P>>,
-    /// What a caller waits for.
+    /// What a caller waits for. Others wait for their turn, so that no two wait for memory that the other one has.
     demand: Option<Demand>,
     /// Groups whose loads failed, until a caller asks again.
     failed: HashMap<Group, StreamError>,
@@ -157,6 +159,8 @@ impl<P> GroupState<P> {
     }
 }
 
+/// Time after which a caller that waits is asked whether to wait on.
+const ASKS_AFTER: Duration = Duration::from_millis(100);
 /// How much more a plan must save than the one before, because all weights come again then.
 const BETTER: f64 = 1.1;
 
@@ -174,7 +178,8 @@ impl<D: Device> Streamer<D> {
     /// Panics if a number of a module or of a group is too large, or if the system starts no thread.
     pub fn new(
         device: Arc<D>,
-        options: StreamerOptions<D::Weights>,
+        source: Arc<dyn WeightSource<D::Weights>>,
+        options: StreamerOptions,
     ) -> Result<Streamer<D>, StreamError> {
         let StreamerOptions { groups, units, predictions, bytes } = options;
         let mut users = vec![Vec::new(); groups.len()];
@@ -205,9 +210,9 @@ impl<D: Device> Streamer<D> {
             closes: false,
             statistics: StreamStatistics::default(),
         };
-        let (state, changed, demands) = (Mutex::new(state), Condvar::new(), Mutex::new(()));
+        let (state, changed) = (Mutex::new(state), Condvar::new());
         let shared =
-            Arc::new(Shared { device, groups, units, users, bytes, state, changed, demands });
+            Arc::new(Shared { device, source, groups, units, users, bytes, state, changed });
         shared.plan(&mut lock(&shared.state));
         let own = shared.clone();
         let builder = thread::Builder::new().name("weights".into());
@@ -231,12 +236,18 @@ impl<D: Device> Streamer<D> {
     }
 
     /// Notes that a module is used, by work that the caller queues next. Returns where its groups are in the device, in their order.
-    /// They stay there until [`Streamer::release`].
+    /// They stay there until [`Streamer::release`]. `waits` is asked from time to time whether to wait on for weights that are not there.
     ///
     /// # Errors
-    /// Returns an error if the weights cannot be brought, if the device fails, or if the stream is closed. The module is then not in use.
-    pub fn acquire(&self, unit: Unit, queue: D::Queue) -> Result<Vec<u64>, StreamError> {
-        self.shared.acquire(unit, queue)
+    /// Returns an error if the weights cannot be brought, if the device fails, if the stream is closed, or if the caller does not wait. The
+    /// module is then not in use.
+    pub fn acquire(
+        &self,
+        unit: Unit,
+        queue: D::Queue,
+        waits: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<u64>, StreamError> {
+        self.shared.acquire(unit, queue, waits)
     }
 
     /// Notes that all work which uses a module is queued. The thread is the one that acquired it.
@@ -266,6 +277,7 @@ impl<D: Device> Streamer<D> {
     pub fn close(&self) -> Result<(), StreamError> {
         lock(&self.shared.state).closes = true;
         self.shared.changed.notify_all();
+        self.shared.source.close();
         let Some(loader) = lock(&self.loader).take() else { return Ok(()) };
         // The loader does not panic: an error of the device is a value.
         let _ = loader.join();
@@ -322,12 +334,19 @@ impl<D: Device> Shared<D> {
         let (bytes, uses) = (&sizes[..], &uses[..]);
         let kept = Kept::choose(&PlanInput { bytes, uses, order: &order, units: &units, room });
         let is_first = state.fixed_bytes == 0 && state.room.bytes() == 0;
+        let tell = |kept: &Kept| {
+            let comes: Vec<Group> =
+                order.iter().copied().filter(|group| !kept.groups.contains(group)).collect();
+            self.source.plan(&comes);
+        };
         let saves = kept.value(bytes, uses) as f64 > BETTER * state.kept.value(bytes, uses) as f64;
         let in_use =
             state.groups.iter().any(|of| of.in_use > 0 || matches!(of.place, Place::Queuing));
         if !is_first && (!saves || in_use) {
+            tell(&state.kept);
             return;
         }
+        tell(&kept);
         // The places of all others change, so everything comes again.
         let mut after = state.room.points();
         after.append(&mut state.after);
@@ -346,7 +365,12 @@ impl<D: Device> Shared<D> {
         state.failed.clear();
     }
 
-    fn acquire(&self, unit: Unit, queue: D::Queue) -> Result<Vec<u64>, StreamError> {
+    fn acquire(
+        &self,
+        unit: Unit,
+        queue: D::Queue,
+        waits: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<u64>, StreamError> {
         let groups = &self.units[unit];
         let begin = |state: &mut State<D::Point>| {
             state.order.note(unit);
@@ -357,12 +381,16 @@ impl<D: Device> Shared<D> {
         if self.are_there(&state, unit)? {
             begin(&mut state);
         } else {
-            drop(state);
             let started = Instant::now();
-            let _one = lock(&self.demands);
-            state = lock(&self.state);
+            while state.demand.is_some() {
+                let (now, goes_on) = self.wait(state, waits);
+                state = now;
+                if !goes_on {
+                    return Err(StreamError::Interrupted);
+                }
+            }
             begin(&mut state);
-            let waited = self.demand(state, unit);
+            let waited = self.demand(state, unit, waits);
             state = waited.0;
             state.statistics.waited += started.elapsed();
             if let Err(error) = waited.1 {
@@ -406,9 +434,10 @@ impl<D: Device> Shared<D> {
 
     /// Waits until the loads of all groups of a module are queued. The caller has noted that it uses them.
     fn demand<'a>(
-        &self,
+        &'a self,
         mut state: MutexGuard<'a, State<D::Point>>,
         unit: Unit,
+        waits: &mut dyn FnMut() -> bool,
     ) -> (MutexGuard<'a, State<D::Point>>, Result<(), StreamError>) {
         let groups = &self.units[unit];
         groups.iter().for_each(|group| drop(state.failed.remove(group)));
@@ -427,10 +456,32 @@ impl<D: Device> Shared<D> {
             if let Some(error) = groups.iter().find_map(|group| state.failed.remove(group)) {
                 break Err(error);
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let (now, goes_on) = self.wait(state, waits);
+            state = now;
+            if !goes_on {
+                break Err(StreamError::Interrupted);
+            }
         };
         state.demand = None;
+        self.changed.notify_all();
         (state, done)
+    }
+
+    /// Waits for a change. Returns false if the caller does not wait any longer.
+    fn wait<'a>(
+        &'a self,
+        state: MutexGuard<'a, State<D::Point>>,
+        waits: &mut dyn FnMut() -> bool,
+    ) -> (MutexGuard<'a, State<D::Point>>, bool) {
+        let waited = self.changed.wait_timeout(state, ASKS_AFTER);
+        let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if !timeout.timed_out() {
+            return (state, true);
+        }
+        // The answer may need a lock of the caller, which another thread holds while it asks for this one.
+        drop(state);
+        let goes_on = waits();
+        (lock(&self.state), goes_on)
     }
 
     fn release(&self, unit: Unit, queue: D::Queue) -> Result<(), StreamError> {
@@ -459,6 +510,7 @@ impl<D: Device> Shared<D> {
     fn load_ahead(&self) {
         let mut state = lock(&self.state);
         while !state.closes && state.lost.is_none() {
+            self.expect(&state);
             state = match self.next(&state) {
                 Some((group, choice)) => self.load(state, group, choice),
                 None if self.make_room(&mut state) => state,
@@ -466,6 +518,27 @@ impl<D: Device> Shared<D> {
             };
         }
         self.changed.notify_all();
+    }
+
+    /// Tells the source of weights which groups come next, as far as is known.
+    fn expect(&self, state: &State<D::Point>) {
+        let most = self.source.expects_max();
+        if most == 0 {
+            return;
+        }
+        let demanded = state.demand.iter().flat_map(|demand| demand.groups.iter().copied());
+        let units = state.order.upcoming();
+        let upcoming = units.flat_map(|unit| self.units[unit].iter().copied());
+        let mut expected: Vec<Group> = Vec::new();
+        for group in demanded.chain(upcoming) {
+            if state.groups[group].is_absent() && !expected.contains(&group) {
+                expected.push(group);
+                if expected.len() == most {
+                    break;
+                }
+            }
+        }
+        self.source.expect(&expected);
     }
 
     /// Returns the group that comes next, and the ranges in whose place. Groups that stay have their own.
@@ -564,7 +637,8 @@ impl<D: Device> Shared<D> {
             demand.groups.retain(|wanted| *wanted != group);
         }
         drop(guard);
-        let loaded = self.device.load(&self.groups[group].weights, at..at + bytes, &after);
+        let taken = self.source.take(group);
+        let loaded = taken.and_then(|weights| self.device.load(weights, at..at + bytes, &after));
         let mut state = lock(&self.state);
         match loaded {
             Ok(ready) => {

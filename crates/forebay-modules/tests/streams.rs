@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use forebay_modules::{
     ALIGNMENT, Device, DeviceError, GroupOptions, StreamError, StreamStatistics, Streamer,
-    StreamerOptions, aligned,
+    StreamerOptions, WeightSource, aligned,
 };
 
 /// Queue of the copies.
@@ -125,6 +125,15 @@ struct Weights {
     byte: u8,
 }
 
+/// The bytes of each group.
+struct Sizes(Vec<u64>);
+
+impl WeightSource<Weights> for Sizes {
+    fn take(&self, group: usize) -> Result<Weights, DeviceError> {
+        Ok(Weights { bytes: self.0[group], byte: group as u8 + 1 })
+    }
+}
+
 impl Device for Simulated {
     type Weights = Weights;
     type Queue = Queue;
@@ -132,14 +141,14 @@ impl Device for Simulated {
 
     fn load(
         &self,
-        weights: &Weights,
+        weights: Weights,
         to: Range<u64>,
         after: &[Point],
     ) -> Result<Point, DeviceError> {
         assert_eq!(to.end - to.start, weights.bytes);
         let mut state = self.state.lock().unwrap();
         if self.fails.is_some_and(|of| state.random.usize(..of) == 0) {
-            return Err(DeviceError("the disk stalls".into()));
+            return Err(DeviceError::Source("the disk stalls".into()));
         }
         let middle = to.start + state.random.u64(..=weights.bytes);
         let copies = &mut state.queues[COPIES];
@@ -159,7 +168,7 @@ impl Device for Simulated {
     fn mark(&self, queue: Queue) -> Result<Point, DeviceError> {
         let state = self.state.lock().unwrap();
         if state.lost {
-            Err(DeviceError("the GPU is gone".into()))
+            Err(DeviceError::Device("the GPU is gone".into()))
         } else {
             Ok(state.end_of(queue))
         }
@@ -224,14 +233,12 @@ impl Modules {
         bytes: u64,
         roots: usize,
     ) -> Result<Streamer<Simulated>, StreamError> {
-        let group = |(at, bytes): (usize, &u64)| {
-            let weights = Weights { bytes: *bytes, byte: at as u8 + 1 };
-            GroupOptions { weights, bytes: *bytes, stays: self.stays[at] }
-        };
+        let group =
+            |(at, bytes): (usize, &u64)| GroupOptions { bytes: *bytes, stays: self.stays[at] };
         let groups = self.sizes.iter().enumerate().map(group).collect();
         let predictions = vec![(0..self.units.len()).collect(); roots];
         let options = StreamerOptions { groups, units: self.units.clone(), predictions, bytes };
-        Streamer::new(device.clone(), options)
+        Streamer::new(device.clone(), Arc::new(Sizes(self.sizes.clone())), options)
     }
 
     fn use_unit(
@@ -241,7 +248,7 @@ impl Modules {
         unit: usize,
         queue: Queue,
     ) -> Result<(), StreamError> {
-        let places = stream.acquire(unit, queue)?;
+        let places = stream.acquire(unit, queue, &mut || true)?;
         assert_eq!(places.len(), self.units[unit].len());
         for (group, at) in self.units[unit].iter().zip(places) {
             device.check(queue, at..at + self.sizes[*group], *group as u8 + 1);
@@ -329,7 +336,7 @@ fn failed_loads_are_errors_of_their_use_and_the_next_one_works() {
             stream.begin(0);
             for unit in 0..modules.units.len() {
                 while let Err(error) = modules.use_unit(&stream, &device, unit, 1) {
-                    assert_eq!(error, DeviceError("the disk stalls".into()).into());
+                    assert_eq!(error, DeviceError::Source("the disk stalls".into()).into());
                     failed += 1;
                 }
                 worked += 1;
@@ -407,11 +414,11 @@ fn a_module_within_another_one_gets_weights_or_an_error() {
     let modules = Modules::equal(3, 4 * ALIGNMENT);
     let device = Simulated::new(1, 10 * ALIGNMENT, 2, None);
     let stream = modules.stream(&device, 10 * ALIGNMENT, 1).unwrap();
-    let first = stream.acquire(0, 1).unwrap()[0];
+    let first = stream.acquire(0, 1, &mut || true).unwrap()[0];
     modules.use_unit(&stream, &device, 1, 1).unwrap();
-    let second = stream.acquire(1, 1).unwrap()[0];
+    let second = stream.acquire(1, 1, &mut || true).unwrap()[0];
     // The caller that asks for more memory holds all of it, so none would ever become free.
-    let error = stream.acquire(2, 1).unwrap_err();
+    let error = stream.acquire(2, 1, &mut || true).unwrap_err();
     assert_eq!(error, StreamError::InUse { needed: 4 * ALIGNMENT });
     for (group, at) in [(0, first), (1, second)] {
         device.check(1, at..at + 4 * ALIGNMENT, group + 1);
@@ -429,14 +436,14 @@ fn nothing_is_used_after_the_end_or_without_the_device() {
     let stream = modules.stream(&device, ALIGNMENT, 1).unwrap();
     modules.use_unit(&stream, &device, 2, 1).unwrap();
     stream.close().unwrap();
-    assert_eq!(stream.acquire(2, 1), Err(StreamError::Closed));
+    assert_eq!(stream.acquire(2, 1, &mut || true), Err(StreamError::Closed));
     device.finish();
 
     let stream = modules.stream(&device, ALIGNMENT, 1).unwrap();
-    stream.acquire(0, 1).unwrap();
+    stream.acquire(0, 1, &mut || true).unwrap();
     device.state.lock().unwrap().lost = true;
-    let gone = StreamError::Device(DeviceError("the GPU is gone".into()));
+    let gone = StreamError::Device(DeviceError::Device("the GPU is gone".into()));
     assert_eq!(stream.release(0, 1), Err(gone.clone()));
-    assert_eq!(stream.acquire(1, 1), Err(gone.clone()));
+    assert_eq!(stream.acquire(1, 1, &mut || true), Err(gone.clone()));
     assert_eq!(stream.close(), Err(gone));
 }

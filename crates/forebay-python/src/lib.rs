@@ -33,7 +33,7 @@ mod native {
     #[pymodule_export]
     use super::measure::{assess, plan, replay};
     #[pymodule_export]
-    use super::modules::{CodedModules, ModuleStream};
+    use super::modules::{CodedModules, ModuleStream, default_ram};
     #[pymodule_export]
     use super::run::{Run, Wake};
     #[pymodule_export]

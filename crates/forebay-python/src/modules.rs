@@ -1,36 +1,47 @@
 //! Streams of the weights of PyTorch's modules. `forebay.torch` has the hooks that drive them.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use forebay_codec::{Float, Weights};
 #[cfg(feature = "cuda")]
 use forebay_cuda::{CallersContext, ForeignStream};
 use forebay_engine::load::{LoadedTensor, TensorMemory};
-use forebay_format::{StoredType, TensorType};
-use forebay_modules::{
-    CodedGroup, DeviceError, GroupOptions, GroupTensor, HostDevice, StreamError, Streamer,
-    StreamerOptions, encode,
-};
+use forebay_format::{FileIndex, StoredType, TensorType};
 #[cfg(feature = "cuda")]
 use forebay_modules::{CudaDevice, CudaOptions};
+use forebay_modules::{
+    DeviceError, GroupOptions, GroupTensor, HostDevice, ModuleWeights, StreamError, Streamer,
+    StreamerOptions, TensorFrom, WeightOptions, WeightsBuilder,
+};
+use forebay_store::{Extent, FileSet};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::errors::raise;
+use crate::errors::{of_engine, raise};
+use crate::table::Table;
 use crate::tensor::Tensor;
 
-/// Weights of modules in RAM, coded without loss.
+/// Weights of modules outside of the device: in RAM, coded without loss, and in files.
 #[pyclass(frozen, module = "forebay._native")]
 pub struct CodedModules {
-    groups: Mutex<Vec<Group>>,
+    /// The groups, until all are known.
+    builder: Mutex<Option<WeightsBuilder>>,
+    weights: OnceLock<Arc<ModuleWeights>>,
     threads: usize,
 }
 
-#[derive(Clone)]
-struct Group {
-    coded: Arc<CodedGroup>,
-    stays: bool,
+/// Where a tensor comes from: the numbers of a source and of its file, the first byte there and the number of bytes, or memory.
+#[derive(FromPyObject)]
+enum Origin {
+    File((usize, u32, u64, u64)),
+    Memory(PyBuffer<u8>),
+}
+
+/// The same, with a copy of the memory.
+enum Copied {
+    File(usize, Extent),
+    Memory(Vec<u8>),
 }
 
 /// Returns how the elements of a type are coded.
@@ -45,64 +56,105 @@ fn weights_of(dtype: &str) -> Option<Weights> {
     Some(Weights::Plain(float))
 }
 
-fn failed(py: Python<'_>, error: &dyn std::fmt::Display) -> PyErr {
-    raise(py, "Error", error.to_string())
-}
-
 fn of_stream(py: Python<'_>, error: &StreamError) -> PyErr {
     let class = match error {
         StreamError::TooSmall { .. } | StreamError::InUse { .. } => "OutOfMemoryError",
-        StreamError::Closed => "Error",
-        StreamError::Device(_) => "DeviceError",
+        StreamError::Closed | StreamError::Interrupted => "Error",
+        StreamError::Device(error) => return of_device(py, error),
+    };
+    raise(py, class, error.to_string())
+}
+
+fn of_device(py: Python<'_>, error: &DeviceError) -> PyErr {
+    let class = match error {
+        DeviceError::Device(_) => "DeviceError",
+        DeviceError::Source(_) => "ReadError",
+        DeviceError::Ram { .. } => "OutOfMemoryError",
     };
     raise(py, class, error.to_string())
 }
 
 impl CodedModules {
-    fn group(&self, py: Python<'_>, group: usize) -> PyResult<Group> {
-        let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = groups.get(group).cloned();
-        found.ok_or_else(|| failed(py, &format!("there is no group {group} of weights")))
+    fn builder(&self) -> MutexGuard<'_, Option<WeightsBuilder>> {
+        self.builder.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the weights, once all groups are known.
+    fn weights(&self, py: Python<'_>) -> PyResult<&Arc<ModuleWeights>> {
+        self.weights.get().ok_or_else(|| raise(py, "Error", "the weights are not complete".into()))
     }
 }
 
 #[pymethods]
 impl CodedModules {
+    /// `ram` is the bytes of RAM for weights, or None for as much as they need.
     #[new]
-    fn new(threads: usize) -> CodedModules {
-        CodedModules { groups: Mutex::default(), threads }
+    fn new(threads: usize, codes: bool, ram: Option<u64>) -> CodedModules {
+        let options = WeightOptions { ram: ram.unwrap_or(u64::MAX), threads, codes };
+        let builder = Mutex::new(Some(WeightsBuilder::new(options)));
+        CodedModules { builder, weights: OnceLock::new(), threads }
     }
 
-    /// Codes tensors that are used together: their bytes and PyTorch's names of their types. With `codes` false, they stay plain. Returns
-    /// the number of the group.
-    fn add(
-        &self,
-        py: Python<'_>,
-        tensors: Vec<(PyBuffer<u8>, String)>,
-        stays: bool,
-        codes: bool,
-    ) -> PyResult<usize> {
-        let copies = tensors.iter().map(|(buffer, dtype)| {
-            let weights = weights_of(dtype).filter(|_| codes);
-            Ok((buffer.to_vec(py)?, weights))
+    /// Adds files that weights come from. Returns the number of the source.
+    fn add_source(&self, py: Python<'_>, table: &Table) -> PyResult<usize> {
+        let files = match &table.inner.pack {
+            Some(catalog) => FileSet::of_catalog_in(&table.storage, catalog, true),
+            None => FileSet::open_in(&table.storage, &table.inner.files),
+        };
+        let files = files.map_err(|error| of_engine(py, &error.into(), None))?;
+        let mut builder = self.builder();
+        let builder = builder.as_mut();
+        let builder =
+            builder.ok_or_else(|| raise(py, "Error", "the weights are complete".into()))?;
+        Ok(builder.add_source(files))
+    }
+
+    /// Adds tensors that are used together: where they come from, and PyTorch's names of their types. Returns the number of the group and
+    /// where each tensor begins in it, in bytes.
+    fn add(&self, py: Python<'_>, tensors: Vec<(Origin, String)>) -> PyResult<(usize, Vec<u64>)> {
+        let copies = tensors.iter().map(|(origin, dtype)| {
+            let from = match origin {
+                Origin::File((source, file, offset, length)) => {
+                    let file = FileIndex(*file);
+                    Copied::File(*source, Extent { file, offset: *offset, length: *length })
+                }
+                Origin::Memory(buffer) => Copied::Memory(buffer.to_vec(py)?),
+            };
+            Ok((from, weights_of(dtype)))
         });
         let copies = copies.collect::<PyResult<Vec<_>>>()?;
         drop(tensors);
-        let coded = py.detach(|| {
-            let tensors =
-                copies.iter().map(|(bytes, weights)| GroupTensor { bytes, weights: *weights });
-            encode(&tensors.collect::<Vec<_>>(), self.threads)
+        let added = py.detach(|| {
+            let tensors: Vec<GroupTensor<'_>> = copies
+                .iter()
+                .map(|(from, weights)| {
+                    let from = match from {
+                        Copied::File(source, extent) => TensorFrom::File(*source, *extent),
+                        Copied::Memory(bytes) => TensorFrom::Ram(bytes),
+                    };
+                    GroupTensor { from, weights: *weights }
+                })
+                .collect();
+            let mut builder = self.builder();
+            let Some(builder) = builder.as_mut() else {
+                return Err(DeviceError::Source("the weights are complete".into()));
+            };
+            let group = builder.add(&tensors)?;
+            Ok((group, builder.tensors(group).iter().map(|of| of.at).collect()))
         });
-        let coded = Arc::new(coded.map_err(|error| failed(py, &error))?);
-        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        groups.push(Group { coded, stays });
-        Ok(groups.len() - 1)
+        added.map_err(|error| of_device(py, &error))
     }
 
-    /// Returns where each tensor of a group begins in it, in bytes.
-    fn places(&self, py: Python<'_>, group: usize) -> PyResult<Vec<u64>> {
-        let group = self.group(py, group)?;
-        Ok(group.coded.tensors().iter().map(|of| of.at).collect())
+    /// Notes that all groups are known.
+    fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        let finished = py.detach(|| {
+            let mut builder = self.builder();
+            let Some(own) = builder.as_mut() else { return Ok(()) };
+            let _ = self.weights.set(Arc::new(own.finish()?));
+            *builder = None;
+            Ok(())
+        });
+        finished.map_err(|error| of_device(py, &error))
     }
 
     /// Returns the bytes of one tensor.
@@ -112,16 +164,37 @@ impl CodedModules {
         group: usize,
         tensor: usize,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let group = self.group(py, group)?;
-        let decoded = py.detach(|| group.coded.decode_tensor(tensor));
-        Ok(PyBytes::new(py, &decoded.map_err(|error| failed(py, &error))?))
+        let read = py.detach(|| match (self.builder().as_ref(), self.weights.get()) {
+            (Some(builder), _) => builder.read_tensor(group, tensor),
+            (None, Some(weights)) => weights.read_tensor(group, tensor),
+            (None, None) => Err(DeviceError::Source("there are no weights".into())),
+        });
+        Ok(PyBytes::new(py, &read.map_err(|error| of_device(py, &error))?))
     }
 
-    /// Returns the bytes of all groups when they are decoded, and those in RAM.
-    fn sizes(&self) -> (u64, u64) {
-        let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        let sum = |of: fn(&CodedGroup) -> u64| groups.iter().map(|group| of(&group.coded)).sum();
-        (sum(CodedGroup::bytes), sum(CodedGroup::coded_bytes))
+    /// Gives one tensor other bytes.
+    fn change(
+        &self,
+        py: Python<'_>,
+        group: usize,
+        tensor: usize,
+        bytes: PyBuffer<u8>,
+    ) -> PyResult<()> {
+        let (weights, bytes) = (self.weights(py)?, bytes.to_vec(py)?);
+        let changed = py.detach(|| weights.change_tensor(group, tensor, &bytes));
+        changed.map_err(|error| of_device(py, &error))
+    }
+
+    /// Returns what the weights take up, and what was read.
+    fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let of = self.weights(py)?.statistics();
+        let all = PyDict::new(py);
+        all.set_item("weight_bytes", of.weight_bytes)?;
+        all.set_item("ram_bytes", of.ram_bytes)?;
+        all.set_item("buffer_bytes", of.buffer_bytes)?;
+        all.set_item("file_bytes", of.file_bytes)?;
+        all.set_item("read_bytes", of.read_bytes)?;
+        Ok(all)
     }
 }
 
@@ -148,32 +221,32 @@ pub struct ModuleStream(Arc<Stream>);
 
 #[pymethods]
 impl ModuleStream {
-    /// `units` are the groups of each module, `orders` the modules of each root in a likely order, `gpu` the number of a GPU or None
-    /// for RAM, and `memory` the bytes there.
+    /// `units` are the groups of each module, `stays` the groups that stay in the device, `orders` the modules of each root in a likely order,
+    /// `gpu` the number of a GPU or None for RAM, and `memory` the bytes there.
     #[new]
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by position")]
     fn new(
         py: Python<'_>,
         weights: &CodedModules,
         units: Vec<Vec<usize>>,
+        stays: Vec<usize>,
         orders: Vec<Vec<usize>>,
         gpu: Option<usize>,
         memory: u64,
         pinned: u64,
     ) -> PyResult<ModuleStream> {
-        let groups = weights.groups.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let groups = groups.into_iter().map(|group| {
-            let (bytes, stays) = (group.coded.bytes(), group.stays);
-            GroupOptions { weights: group.coded, bytes, stays }
-        });
-        let options =
-            StreamerOptions { groups: groups.collect(), units, predictions: orders, bytes: memory };
         let threads = weights.threads;
+        let weights = Arc::clone(weights.weights(py)?);
+        let group =
+            |at| GroupOptions { bytes: weights.group_bytes(at), stays: stays.contains(&at) };
+        let groups = (0..weights.groups()).map(group).collect();
+        let options = StreamerOptions { groups, units, predictions: orders, bytes: memory };
         let made = py.detach(move || match gpu {
             None => {
                 let device = Arc::new(HostDevice::new());
-                Ok(Stream::Host(Streamer::new(device, options)?))
+                Ok(Stream::Host(Streamer::new(device, weights, options)?))
             }
-            Some(ordinal) => on_gpu(ordinal, options, pinned, threads),
+            Some(ordinal) => on_gpu(ordinal, weights, options, pinned, threads),
         });
         Ok(ModuleStream(Arc::new(made.map_err(|error| of_stream(py, &error))?)))
     }
@@ -188,15 +261,26 @@ impl ModuleStream {
 
     /// Returns where the groups of a module begin in the memory, which work of `queue` may use until `release`.
     fn acquire(&self, py: Python<'_>, unit: usize, queue: u64) -> PyResult<Vec<u64>> {
-        let places = py.detach(|| match &*self.0 {
-            Stream::Host(stream) => stream.acquire(unit, queue),
-            #[cfg(feature = "cuda")]
-            Stream::Cuda(stream, _) => {
-                let _context = CallersContext::remember();
-                stream.acquire(unit, queue_of(queue))
+        let mut interrupt = None;
+        let places = py.detach(|| {
+            let mut waits = || {
+                Python::attach(|py| py.check_signals())
+                    .map_err(|error| interrupt = Some(error))
+                    .is_ok()
+            };
+            match &*self.0 {
+                Stream::Host(stream) => stream.acquire(unit, queue, &mut waits),
+                #[cfg(feature = "cuda")]
+                Stream::Cuda(stream, _) => {
+                    let _context = CallersContext::remember();
+                    stream.acquire(unit, queue_of(queue), &mut waits)
+                }
             }
         });
-        places.map_err(|error| of_stream(py, &error))
+        match interrupt {
+            Some(error) => Err(error),
+            None => places.map_err(|error| of_stream(py, &error)),
+        }
     }
 
     fn release(&self, py: Python<'_>, unit: usize, queue: u64) -> PyResult<()> {
@@ -257,7 +341,7 @@ impl ModuleStream {
                 stream.close()?;
                 match stream.device().is_damaged()? {
                     false => Ok(()),
-                    true => Err(DeviceError("weights in RAM were damaged".into()).into()),
+                    true => Err(DeviceError::Source("weights were damaged".into()).into()),
                 }
             }
         });
@@ -274,22 +358,30 @@ fn queue_of(handle: u64) -> ForeignStream {
 #[cfg(feature = "cuda")]
 fn on_gpu(
     ordinal: usize,
-    options: StreamerOptions<Arc<CodedGroup>>,
+    weights: Arc<ModuleWeights>,
+    options: StreamerOptions,
     pinned_bytes: u64,
     threads: usize,
 ) -> Result<Stream, StreamError> {
     let _context = CallersContext::remember();
     let bytes = options.bytes;
     let device = CudaDevice::open(&CudaOptions { ordinal, bytes, pinned_bytes, threads })?;
-    Ok(Stream::Cuda(Streamer::new(Arc::new(device), options)?, ordinal))
+    Ok(Stream::Cuda(Streamer::new(Arc::new(device), weights, options)?, ordinal))
 }
 
 #[cfg(not(feature = "cuda"))]
 fn on_gpu(
     _: usize,
-    _: StreamerOptions<Arc<CodedGroup>>,
+    _: Arc<ModuleWeights>,
+    _: StreamerOptions,
     _: u64,
     _: usize,
 ) -> Result<Stream, StreamError> {
-    Err(DeviceError("forebay was built without support for GPUs".into()).into())
+    Err(DeviceError::Device("forebay was built without support for GPUs".into()).into())
+}
+
+/// Returns three quarters of the RAM that this process can allocate, in bytes.
+#[pyfunction]
+pub fn default_ram() -> u64 {
+    forebay_engine::default_budget_bytes()
 }

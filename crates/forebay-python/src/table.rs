@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use forebay_format::{FormatError, WeightsTable};
-use forebay_store::{Interrupt, Storage};
+use forebay_store::{Extent, Interrupt, Storage};
 use pyo3::prelude::*;
 
 use crate::errors::{of_engine, of_format, raise};
@@ -66,6 +66,12 @@ impl Table {
         let tensor = &self.inner.tensors()[self.index(py, name)?];
         let (ty, shape) = (tensor.ty, tensor.shape.clone());
         Ok((ty.name(), shape, shape_of_bytes(ty, &tensor.shape), tensor.bytes()))
+    }
+
+    /// Returns the number of the file of a tensor, its first byte there, and its bytes.
+    fn place(&self, py: Python<'_>, name: &str) -> PyResult<(u32, u64, u64)> {
+        let Extent { file, offset, length } = self.inner.tensors()[self.index(py, name)?].extent;
+        Ok((file.0, offset, length))
     }
 }
 

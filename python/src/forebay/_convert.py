@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import sys
@@ -142,3 +143,10 @@ def to_torch(tensor: Tensor) -> Any:
         return torch.utils.dlpack.from_dlpack(tensor.__dlpack__())
     dtype = torch_dtype(tensor.name, tensor.dtype)
     return torch.utils.dlpack.from_dlpack(tensor.view(known[0]).__dlpack__()).view(dtype)
+
+
+def memory_of(tensor: Any) -> memoryview:
+    """Return the bytes of a contiguous tensor in RAM, which must outlive them."""
+    nbytes = tensor.numel() * tensor.element_size()
+    memory = (ctypes.c_uint8 * nbytes).from_address(tensor.data_ptr()) if nbytes else b""
+    return memoryview(memory).cast("B")

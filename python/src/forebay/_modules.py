@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from . import _native
-from ._convert import require
+from ._absent import Absent, Weight, each
+from ._convert import memory_of, require, to_torch, torch_dtype
 from ._errors import Error, OptionError, OutOfMemoryError
-from ._load import bytes_of
+from ._load import bytes_of, open_table
+from ._mapped import file_of
 
 torch = require("torch")
 
@@ -39,31 +40,13 @@ class ModuleStatistics(NamedTuple):
     weight_bytes: int
     """Bytes of all weights."""
     ram_bytes: int
-    """Bytes of their coded form in RAM."""
-
-
-class _Weight:
-    """A parameter of one or several modules."""
-
-    def __init__(self, parameter: Any):
-        self.shape, self.strides, self.dtype = tuple(parameter.shape), parameter.stride(), parameter.dtype
-        self.nbytes = parameter.numel() * parameter.element_size()
-        self.requires_grad = parameter.requires_grad
-        # The order of dimensions in which the elements are dense.
-        self.order = sorted(range(len(self.shape)), key=lambda dim: (-self.strides[dim], dim))
-        self.group = self.index = self.at = 0
-        self.absent: Any = None
-        self.made: dict[int, Any] = {}
-
-    def dense(self, parameter: Any) -> Any:
-        """Return the elements as a contiguous tensor, in the order of their addresses."""
-        return parameter.detach().permute(self.order).contiguous()
-
-    def of_bytes(self, flat: Any) -> Any:
-        """Return the parameter whose bytes these are."""
-        shape = [self.shape[dim] for dim in self.order]
-        inverse = [self.order.index(dim) for dim in range(len(self.order))]
-        return flat.view(self.dtype).view(shape).permute(inverse)
+    """Bytes of weights in RAM, coded."""
+    buffer_bytes: int
+    """Bytes of RAM in which weights are read."""
+    file_bytes: int
+    """Bytes of the weights that are in files, as the files have them."""
+    read_bytes: int
+    """Bytes that were read from them since the stream began."""
 
 
 class _Unit:
@@ -72,132 +55,116 @@ class _Unit:
     def __init__(self, module: Any, number: int):
         self.module, self.number, self.in_use = module, number, 0
         # Modules with parameters, their names there, and their weights: the module, and perhaps modules inside.
-        self.names: list[tuple[Any, str, _Weight]] = []
+        self.names: list[tuple[Any, str, Weight]] = []
         self.groups: list[int] = []
-        self.forward: Any = None
 
 
 # These give weights of modules inside to functions of their own, which look at what they are before they compute.
 _TOGETHER = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
 
-# Functions of tensors that need no elements.
-_DESCRIBE = {
-    getattr(torch.Tensor, name)
-    for name in ("size", "stride", "numel", "nelement", "dim", "element_size", "is_floating_point", "is_complex", "is_contiguous",
-                 "storage_offset", "__len__", "__hash__", "ndimension", "is_shared", "is_inference", "is_pinned",
-                 "is_signed", "is_conj", "is_neg", "has_names")
-    if hasattr(torch.Tensor, name)
-}  # fmt: skip
-# Attributes that are tensors with the elements.
-_ELEMENTS = {"T", "mT", "H", "mH", "real", "imag"}
-_MOVES = {getattr(torch.Tensor, name) for name in ("to", "cuda", "cpu", "float", "half", "bfloat16", "double")}
-
-
-class _Absent(torch.nn.Parameter):
-    """Stands for a parameter whose elements are not in the device. It tells shape, type and device. Whatever needs the elements brings
-    them for as long as it takes."""
-
-    _of: tuple[Any, _Weight]
-
-    @staticmethod
-    def of(stream: Any, weight: _Weight) -> Any:
-        meta = torch.empty_strided(weight.shape, weight.strides, dtype=weight.dtype, device="meta")
-        new = torch.Tensor._make_subclass(_Absent, meta, False)
-        new._of = (stream, weight)
-        return new
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        first = args[0] if args and isinstance(args[0], _Absent) else None
-        if first is not None:
-            name = getattr(getattr(func, "__self__", None), "__name__", "")
-            kind = getattr(func, "__name__", "")
-            device = first._of[0].device
-            if kind == "__get__":
-                if name in ("device", "is_cuda", "is_cpu", "is_meta"):
-                    return device if name == "device" else name == f"is_{device.type}"
-                if name == "data":
-                    return first
-                if name not in _ELEMENTS:
-                    return super().__torch_function__(func, types, args, kwargs)
-            elif kind == "__set__" and name in ("requires_grad", "grad", "data"):
-                if name == "grad" or args[1] is first or args[1] is False:
-                    return None
-                raise OptionError(f"{name} of a streamed weight cannot be set: close the stream first")
-            elif func in _DESCRIBE:
-                return super().__torch_function__(func, types, args, kwargs)
-            elif func is torch.Tensor.get_device:
-                return -1 if device.type == "cpu" else device.index
-            elif func is torch.Tensor.detach:
-                return first
-            elif func is torch.Tensor.requires_grad_ and not [*args[1:], *kwargs.values(), True][0]:
-                return first
-            elif func is torch.Tensor.__repr__:
-                return f"<streamed weight of shape {tuple(first._of[1].shape)}, {first._of[1].dtype}, on {device}>"
-            elif func in _MOVES:
-                return first._of[0]._moved(first, func, args[1:], kwargs)
-            elif kind.endswith("_") and not kind.endswith("__") or kind in ("__setitem__", "__iadd__", "__imul__"):
-                raise OptionError("weights of a streamed module cannot be changed: close the stream first")
-        found: list[_Absent] = []
-        _each(lambda of: found.append(of) if isinstance(of, _Absent) else None, (args, kwargs))
-        return found[0]._of[0]._with_elements(found, func, args, kwargs)
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        raise OptionError("a streamed module cannot be copied: close the stream first")
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise OptionError("a streamed module cannot be pickled: close the stream first, or save its state_dict()")
-
-
-def _each(do: Any, of: Any) -> Any:
-    """Return the same with each tensor in tuples, lists and dicts replaced by what `do` returns, unless that is None."""
-    if isinstance(of, torch.Tensor):
-        new = do(of)
-        return of if new is None else new
-    if isinstance(of, tuple) and hasattr(of, "_fields"):
-        return type(of)(*(_each(do, part) for part in of))
-    if isinstance(of, (tuple, list)):
-        return type(of)([_each(do, part) for part in of])
-    if isinstance(of, dict):
-        return {key: _each(do, part) for key, part in of.items()}
-    return of
-
-
 class ModuleStream:
-    """The weights of modules, coded without loss in RAM, and in the device a part at a time. `forebay.torch.stream` makes one.
+    """The weights of modules, in RAM or in files, and in the device a part at a time. `forebay.torch.stream` makes one.
 
     Results of the modules equal those with all weights in the device. Use it in a `with` statement, or call `close`.
     """
 
-    def __init__(self, modules: list[Any], device: Any, vram: int, codec: str, pinned: int | None):
+    def __init__(self, modules: list[Any], device: Any, codes: bool):
         self.device = device
         self._modules, self._units = modules, list[_Unit]()
         self._closed, self._lock, self._here = False, threading.Lock(), threading.local()
-        self._weights: list[_Weight] = []
+        self._weights: list[Weight] = []
+        self._stays: list[int] = []
         self._buffers: list[tuple[Any, str, Any]] = []
         self._hooks: list[Any] = []
-        self._roots: list[tuple[Any, Any]] = []
+        self._calls: list[tuple[Any, str, Any]] = []
         self._pool: Any = None
         self._last: ModuleStatistics | None = None
         self._native: Any = None
-        _check(modules)
-        self._coded = _native.CodedModules(max(1, len(os.sched_getaffinity(0))))
+        self._codes = codes
+        # Files with weights, and where those of parameters are.
+        self._tables: list[_native.Table] = []
+        self._places: dict[int, tuple[int, int, int, int]] = {}
+
+    def _begin(self, sources: list[Any], vram: int, ram: int | None, pinned: int | None) -> None:
+        for module, source in zip(self._modules, sources, strict=True):
+            if source is not None:
+                self._find(module, open_table(source))
+        self._find_mapped()
+        _check(self._modules, self._places)
+        if ram is None and self._places:
+            ram = _native.default_ram()
+        self._coded = _native.CodedModules(max(1, len(os.sched_getaffinity(0))), self._codes, ram)
         try:
-            self._take(codec != "none")
+            for table in self._tables:
+                self._coded.add_source(table)
+            self._take()
+            self._coded.finish()
             self._start(vram, pinned)
         except BaseException:
-            self._give_back()
+            self._give_back(failed=True)
             raise
 
-    def _take(self, codes: bool) -> None:
+    def _find(self, module: Any, table: _native.Table) -> None:
+        """Find the weights of a module that has none, and its buffers, by their names."""
+        source, names = len(self._tables), set(table.names())
+        self._tables.append(table)
+        missing: dict[int, str] = {}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if parameter.device.type != "meta" or id(parameter) in self._places:
+                continue
+            if name not in names:
+                missing.setdefault(id(parameter), name)
+                continue
+            missing.pop(id(parameter), None)
+            kind, _, shape, nbytes = table.facts(name)
+            dtype = torch_dtype(name, kind)
+            if (dtype, tuple(shape)) != (parameter.dtype, tuple(parameter.shape)):
+                raise OptionError(
+                    f"weight {name} is {parameter.dtype} of shape {tuple(parameter.shape)}, but {dtype} of shape {tuple(shape)} in "
+                    f"its file, where its type is {kind}: make the module with the types of the file"
+                )
+            if not parameter.is_contiguous():
+                raise OptionError(f"weight {name} is not contiguous, as those of files are")
+            file, offset, _ = table.place(name)
+            self._places[id(parameter)] = (source, file, offset, nbytes)
+        missing = {key: name for key, name in missing.items() if key not in self._places}
+        if missing:
+            first = sorted(missing.values())[:3]
+            raise OptionError(f"{len(missing)} weights are not in the source, such as {', '.join(first)}")
+        for name, buffer in module.named_buffers():
+            if buffer.device.type != "meta":
+                continue
+            if name not in names:
+                raise OptionError(f"buffer {name} has no elements, and is not in the source: give it some before")
+            owner, _, inner = name.rpartition(".")
+            loaded = to_torch(_native.load(table, [name], None, "cpu", False, None)[0])
+            module.get_submodule(owner)._buffers[inner] = loaded.to(buffer.dtype)
+
+    def _find_mapped(self) -> None:
+        """Find the weights that are views of mapped files."""
+        numbers: dict[int, int] = {}
+        for module in self._modules:
+            for parameter in module.parameters():
+                if parameter.device.type != "cpu" or not _is_dense(parameter) or parameter.numel() == 0:
+                    continue
+                nbytes = parameter.numel() * parameter.element_size()
+                found = file_of(parameter.data_ptr(), nbytes)
+                if found is None:
+                    continue
+                table, file, offset = found
+                if id(table) not in numbers:
+                    numbers[id(table)] = len(self._tables)
+                    self._tables.append(table)
+                self._places[id(parameter)] = (numbers[id(table)], file, offset, nbytes)
+
+    def _take(self) -> None:
         """Take the weights of all modules over."""
         units = {id(module): module for root in self._modules for module in root.modules()}
         users: dict[int, int] = {}
         for module in units.values():
             for parameter in {id(it): it for it in module._parameters.values() if it is not None}.values():
                 users[id(parameter)] = users.get(id(parameter), 0) + 1
-        known: dict[int, tuple[_Weight, Any]] = {}
+        known: dict[int, tuple[Weight, Any]] = {}
         inside: set[int] = set()
         for module in units.values():
             if id(module) in inside:
@@ -208,10 +175,10 @@ class ModuleStream:
             if not named:
                 continue
             unit = _Unit(module, len(self._units))
-            new: list[tuple[_Weight, Any]] = []
+            new: list[tuple[Weight, Any]] = []
             for it, name, parameter in named:
                 if id(parameter) not in known:
-                    known[id(parameter)] = (_Weight(parameter), parameter)
+                    known[id(parameter)] = (Weight(parameter), parameter)
                     new.append(known[id(parameter)])
                 unit.names.append((it, name, known[id(parameter)][0]))
             # Weights of several modules come alone, so that each of these brings only its own besides.
@@ -219,13 +186,13 @@ class ModuleStream:
             stays = len(together) == 1 and any(True for _ in module.children())
             for group in [own, *([it] for it in new if it not in own)]:
                 if group:
-                    self._code(group, stays, codes)
+                    self._code(group, stays)
             unit.groups = list(dict.fromkeys(weight.group for _, _, weight in unit.names))
             self._units.append(unit)
             # What is coded is freed, once all modules that share it have been seen.
             for it, name, weight in unit.names:
                 if weight.absent is None:
-                    weight.absent = _Absent.of(self, weight)
+                    weight.absent = Absent.of(self, weight)
                 it._parameters[name] = weight.absent
             for _, parameter in own:
                 del known[id(parameter)]
@@ -234,55 +201,74 @@ class ModuleStream:
         if not self._weights:
             raise OptionError("the module has no weights")
 
-    def _code(self, together: list[tuple[_Weight, Any]], stays: bool, codes: bool) -> None:
-        buffers = []
+    def _code(self, together: list[tuple[Weight, Any]], stays: bool) -> None:
+        origins: list[tuple[Any, str]] = []
         kept = []
         for weight, parameter in together:
-            dense = weight.dense(parameter)
-            kept.append(dense)
-            memory = (ctypes.c_uint8 * weight.nbytes).from_address(dense.data_ptr()) if weight.nbytes else b""
-            buffers.append((memoryview(memory).cast("B"), str(weight.dtype).rpartition(".")[2]))
-        group = self._coded.add(buffers, stays, codes)
-        for index, ((weight, _), at) in enumerate(zip(together, self._coded.places(group), strict=True)):
+            origin: Any = self._places.get(id(parameter))
+            if origin is None:
+                dense = weight.dense(parameter)
+                kept.append(dense)
+                origin = memory_of(dense)
+            else:
+                # It takes no RAM.
+                weight.original = parameter
+            origins.append((origin, str(weight.dtype).rpartition(".")[2]))
+        group, places = self._coded.add(origins)
+        for index, ((weight, _), at) in enumerate(zip(together, places, strict=True)):
             weight.group, weight.index, weight.at = group, index, at
+        if stays:
+            self._stays.append(group)
 
     def _start(self, vram: int, pinned: int | None) -> None:
         groups = 1 + max(weight.group for weight in self._weights)
         # Weights that are used outside of their modules are units of their own.
         units = [unit.groups for unit in self._units] + [[group] for group in range(groups)]
         inside = {id(unit.module): unit.number for unit in self._units}
-        orders = [[inside[id(it)] for it in root.modules() if id(it) in inside] for root in self._modules]
+        passes = [(root, name) for root in self._modules for name in _passes_of(root)]
+        orders = [[inside[id(it)] for it in root.modules() if id(it) in inside] for root, _ in passes]
         for root in self._modules:
             for module in root.modules():
                 for name, buffer in module._buffers.items():
                     if buffer is not None and buffer.device != self.device:
                         self._buffers.append((module, name, buffer))
                         module._buffers[name] = buffer.to(self.device)
-        _, ram = self._coded.sizes()
         if pinned is None:
-            pinned = min(_PINNED_MAX, int(ram * _PINNED_SHARE))
+            outside = self._coded.statistics()
+            pinned = min(_PINNED_MAX, int((outside["ram_bytes"] + outside["file_bytes"]) * _PINNED_SHARE))
         gpu = None if self.device.type == "cpu" else self.device.index
-        self._native = _native.ModuleStream(self._coded, units, orders, gpu, vram, pinned)
+        self._native = _native.ModuleStream(self._coded, units, self._stays, orders, gpu, vram, pinned)
         if gpu is not None:
             with torch.inference_mode(False):
                 self._pool = torch.from_dlpack(self._native.memory(0))
         for unit in self._units:
-            unit.forward = unit.module.__dict__.get("forward")
-            unit.module.forward = self._with_weights(unit, unit.module.forward)
+            self._replace(unit.module, "forward", self._with_weights(unit, unit.module.forward))
             for module in {id(it): it for it, _, _ in unit.names}.values():
                 self._hooks.append(module.register_state_dict_post_hook(functools.partial(self._save, unit)))
-        for number, root in enumerate(self._modules):
-            self._roots.append((root, root.__dict__.get("forward")))
-            root.forward = self._as_pass(number, root.forward)
+        for number, (root, name) in enumerate(passes):
+            self._replace(root, name, self._as_pass(number, getattr(root, name)))
+
+    def _replace(self, module: Any, name: str, call: Any) -> None:
+        self._calls.append((module, name, module.__dict__.get(name)))
+        # PyTorch's compiler runs it as it is.
+        call._torchdynamo_disable = True
+        setattr(module, name, call)
 
     def _queue(self) -> int:
         return 0 if self._pool is None else torch.cuda.current_stream(self.device).cuda_stream
 
-    def _as_pass(self, number: int, forward: Any) -> Any:
-        @functools.wraps(forward)
+    def _as_pass(self, number: int, call: Any) -> Any:
+        @functools.wraps(call)
         def passes(*args: Any, **kwargs: Any) -> Any:
+            # A pass may call other methods that are passes.
+            if getattr(self._here, "runs", False):
+                return call(*args, **kwargs)
             self._native.begin(number)
-            result = forward(*args, **kwargs)
+            self._here.runs = True
+            try:
+                result = call(*args, **kwargs)
+            finally:
+                self._here.runs = False
             self._native.end()
             return result
 
@@ -292,15 +278,15 @@ class ModuleStream:
         @functools.wraps(forward)
         def uses(*args: Any, **kwargs: Any) -> Any:
             if torch.is_grad_enabled():
-                _each(_refuse_gradients, (args, kwargs))
+                each(_refuse_gradients, (args, kwargs))
             queue = self._queue()
             places = self._acquire(unit.number, queue)
             try:
-                self._install(unit, dict(zip(unit.groups, places, strict=True)))
+                installed = self._install(unit, dict(zip(unit.groups, places, strict=True)))
                 try:
                     return forward(*args, **kwargs)
                 finally:
-                    self._uninstall(unit)
+                    self._uninstall(unit, installed)
             finally:
                 # What computes on another stream by now is ordered by the caller, as for any tensor.
                 self._native.release(unit.number, self._queue())
@@ -310,24 +296,43 @@ class ModuleStream:
     def _acquire(self, unit: int, queue: int) -> list[int]:
         if self._closed:
             raise Error("the stream of the module's weights is closed")
+        if self._pool is not None and torch.cuda.is_current_stream_capturing():
+            raise OptionError("a CUDA graph cannot have a streamed module, whose weights are elsewhere in each pass: capture parts without it")
         return self._native.acquire(unit, queue)
 
-    def _install(self, unit: _Unit, places: dict[int, int]) -> None:
+    def _install(self, unit: _Unit, places: dict[int, int]) -> list[tuple[Weight, Any, int]]:
         memories: dict[int, Any] = {}
+        installed = []
         with self._lock:
             for module, name, weight in unit.names:
-                module._parameters[name] = self._made(weight, places[weight.group], memories)
+                made, version = self._made(weight, places[weight.group], memories)
+                module._parameters[name] = made
+                installed.append((weight, made, version))
             unit.in_use += 1
+        return installed
 
-    def _uninstall(self, unit: _Unit) -> None:
+    def _uninstall(self, unit: _Unit, installed: list[tuple[Weight, Any, int]]) -> None:
         with self._lock:
             unit.in_use -= 1
             if unit.in_use == 0:
                 for module, name, weight in unit.names:
                     module._parameters[name] = weight.absent
+        for weight, made, version in installed:
+            if made._version != version:
+                self._change(weight, made)
 
-    def _made(self, weight: _Weight, place: int, memories: dict[int, Any]) -> Any:
-        """Return the parameter with its elements, whose group is at this place."""
+    def _change(self, weight: Weight, made: Any) -> None:
+        """Code a weight again that was changed in the device."""
+        with torch.inference_mode(False), torch.no_grad():
+            dense = weight.dense(made).cpu()
+        with self._lock:
+            self._coded.change(weight.group, weight.index, memory_of(dense))
+            weight.original = None
+            # Those of other places are views of other weights by now.
+            weight.made.clear()
+
+    def _made(self, weight: Weight, place: int, memories: dict[int, Any]) -> tuple[Any, int]:
+        """Return the parameter with its elements, whose group is at this place, and its version."""
         made = weight.made.get(place)
         if made is not None:
             return made
@@ -339,7 +344,9 @@ class ModuleStream:
                 if weight.group not in memories:
                     memories[weight.group] = torch.from_dlpack(self._native.memory(place))
                 flat = memories[weight.group][weight.at : weight.at + weight.nbytes]
-            made = torch.nn.Parameter(weight.of_bytes(flat), requires_grad=False)
+            # Not a view, so that changes of other weights in the memory do not count as its own.
+            new = weight.parameter(weight.of_bytes(flat.data))
+        made = (new, new._version)
         if self._pool is not None:
             # Groups come to few places, since those that are alike take each other's.
             if len(weight.made) >= 64:
@@ -358,12 +365,24 @@ class ModuleStream:
                 memories: dict[int, Any] = {}
                 for of in found:
                     if of._of[1].group == group:
-                        made[id(of)] = self._made(of._of[1], place, memories)
-            memory = {it.untyped_storage().data_ptr() for it in made.values()}
-            result = func(*_each(lambda of: made.get(id(of)), args), **_each(lambda of: made.get(id(of)), kwargs))
-            # A view would show other weights later.
-            is_view = lambda of: of.layout == torch.strided and of.untyped_storage().data_ptr() in memory  # noqa: E731
-            return _each(lambda of: of.clone() if is_view(of) else None, result)
+                        with self._lock:
+                            made[id(of)] = (of, *self._made(of._of[1], place, memories))
+            real = lambda of: made[id(of)][1] if id(of) in made else None  # noqa: E731
+            result = func(*each(real, args), **each(real, kwargs))
+            for of, it, version in made.values():
+                if it._version != version:
+                    self._change(of._of[1], it)
+            absent = {id(it): of for of, it, _ in made.values()}
+            memory = {it.untyped_storage().data_ptr() for _, it, _ in made.values()}
+
+            def lasting(of: Any) -> Any:
+                if id(of) in absent:
+                    return absent[id(of)]
+                # A view would show other weights later.
+                is_view = of.layout == torch.strided and of.untyped_storage().data_ptr() in memory
+                return of.clone() if is_view else None
+
+            return each(lasting, result)
         finally:
             for unit in taken:
                 self._native.release(unit, queue)
@@ -381,7 +400,7 @@ class ModuleStream:
             if owner is module and prefix + name in state:
                 state[prefix + name] = self._read(weight)
 
-    def _read(self, weight: _Weight) -> Any:
+    def _read(self, weight: Weight) -> Any:
         """Return the elements of a weight in RAM."""
         data = bytearray(self._coded.read(weight.group, weight.index))
         flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
@@ -391,11 +410,10 @@ class ModuleStream:
         """Return what the stream has done since it began."""
         if self._last is not None:
             return self._last
-        total, ram = self._coded.sizes()
-        return ModuleStatistics(**self._native.statistics(), weight_bytes=total, ram_bytes=ram)
+        return ModuleStatistics(**self._native.statistics(), **self._coded.statistics())
 
     def close(self) -> None:
-        """Give the modules their weights back, in RAM, as ordinary parameters. Needs RAM for all of them."""
+        """Give the modules their weights back, in RAM, as ordinary parameters. Needs RAM for all of them, but for those of mapped files."""
         if self._closed:
             return
         if any(unit.in_use for unit in self._units):
@@ -407,12 +425,13 @@ class ModuleStream:
             self._give_back()
             self._native = self._coded = None
 
-    def _give_back(self) -> None:
-        for root, before in reversed(self._roots):
-            _set_forward(root, before)
-        for unit in self._units:
-            if self._native is not None and "forward" in unit.module.__dict__:
-                _set_forward(unit.module, unit.forward)
+    def _give_back(self, failed: bool = False) -> None:
+        for module, name, before in reversed(self._calls):
+            if name in module.__dict__:
+                if before is None:
+                    delattr(module, name)
+                else:
+                    setattr(module, name, before)
         for hook in self._hooks:
             hook.remove()
         back: dict[int, Any] = {}
@@ -420,13 +439,20 @@ class ModuleStream:
             for module, name, weight in unit.names:
                 if weight.absent is not None and module._parameters[name] is weight.absent:
                     if id(weight) not in back:
-                        back[id(weight)] = torch.nn.Parameter(self._read(weight), requires_grad=weight.requires_grad)
+                        back[id(weight)] = self._ordinary(weight, failed)
                     module._parameters[name] = back[id(weight)]
         for module, name, buffer in self._buffers:
             module._buffers[name] = module._buffers[name].to(buffer.device)
-        self._roots, self._hooks, self._buffers, self._pool = [], [], [], None
+        self._calls, self._hooks, self._buffers, self._pool = [], [], [], None
         for weight in self._weights:
             weight.made.clear()
+
+    def _ordinary(self, weight: Weight, failed: bool) -> Any:
+        """Return a weight as an ordinary parameter."""
+        original = weight.original
+        if original is not None and (failed or original.device.type != "meta"):
+            return original
+        return weight.parameter(self._read(weight)).requires_grad_(weight.requires_grad)
 
     def __enter__(self) -> ModuleStream:
         return self
@@ -435,11 +461,12 @@ class ModuleStream:
         self.close()
 
 
-def _set_forward(module: Any, before: Any) -> None:
-    if before is None:
-        del module.forward
-    else:
-        module.forward = before
+# Methods of modules that are called instead of `forward`, such as those of autoencoders.
+_PASSES = ("forward", "encode", "decode")
+
+
+def _passes_of(module: Any) -> list[str]:
+    return [name for name in _PASSES if callable(getattr(module, name, None))]
 
 
 def _refuse_gradients(tensor: Any) -> None:
@@ -447,19 +474,19 @@ def _refuse_gradients(tensor: Any) -> None:
         raise OptionError("a streamed module computes no gradients: call it under torch.no_grad() or torch.inference_mode()")
 
 
-def _check(modules: list[Any]) -> None:
+def _check(modules: list[Any], places: dict[int, Any]) -> None:
     for module in modules:
-        if not isinstance(module, torch.nn.Module):
-            raise OptionError(f"{type(module).__name__} is no torch.nn.Module")
         if any(it.training for it in module.modules()):
             raise OptionError("a streamed module is not trained: call module.eval() first")
         for name, parameter in module.named_parameters():
-            if isinstance(parameter, _Absent):
+            if isinstance(parameter, Absent):
                 raise OptionError(f"weight {name} is streamed already")
-            if type(parameter) is not torch.nn.Parameter or type(parameter.data) is not torch.Tensor:
+            if not Weight.can_be(parameter):
                 raise OptionError(f"weight {name} is of type {type(parameter).__name__}, which cannot be streamed")
+            if id(parameter) in places:
+                continue
             if parameter.device.type == "meta":
-                raise OptionError(f"weight {name} has no elements: it is on the device meta")
+                raise OptionError(f"weight {name} has no elements: it is on the device meta, and not in a source")
             if parameter.device.type != "cpu":
                 raise OptionError(f"weight {name} is on {parameter.device}: stream a module whose weights are in RAM")
             if parameter.layout != torch.strided or not _is_dense(parameter):
@@ -477,27 +504,45 @@ def _is_dense(tensor: Any) -> bool:
 
 
 def stream(
-    module: Any, device: Any = "cuda:0", vram: int | str = "8GiB", codec: str = "auto", pinned: int | str = "auto"
+    module: Any,
+    device: Any = "cuda:0",
+    vram: int | str = "8GiB",
+    ram: int | str | None = None,
+    source: Any = None,
+    codec: str = "auto",
+    pinned: int | str = "auto",
 ) -> ModuleStream:
     """Let a module use a device whose memory has no room for its weights.
 
-    The weights are taken over: they are in RAM, coded without loss (BF16, FP16 and FP8 by about a third), and come into the device a
-    part at a time, ahead of their use. Results equal those of the module in the device, to the bit. Inputs must be in the device.
+    Weights in RAM are taken over: they are coded without loss (BF16, FP16 and FP8 become smaller by about a third), and come into the device a
+    part at a time, ahead of their use. Weights of a source are read from its files instead, also ahead of their use, as far as RAM has no
+    room for them. Results equal those of the module in the device, to the bit. Inputs must be in the device.
 
     Args:
-        module: A module in evaluation mode whose weights are in RAM, or several that share the memory, such as the parts of a
-            pipeline.
+        module: A module in evaluation mode, or several that share the memory, such as the parts of a pipeline. Its weights are in RAM, or
+            on the device "meta".
         device: "cuda:N", or "cpu" to keep only a part of the weights decoded in RAM.
         vram: Memory of the device for weights, such as "8GiB" or a number of bytes. What the module computes needs more.
+        ram: RAM for weights, and for reading them. None is three quarters of the free RAM, or, without files, as much as the weights need.
+        source: What has the weights that are on "meta", by their names: safetensors files or their folder, a GGUF file, a pack, or URLs. For
+            several modules, a list with one for each, or None.
         codec: "auto", or "none" to keep weights as they are.
         pinned: Pinned RAM for copies. "auto" is a tenth of the weights, at most 1 GiB.
 
     Raises:
-        OptionError: The module is in training mode, or has weights that cannot be streamed.
-        OutOfMemoryError: The memory has no room for the weights of one module.
+        OptionError: The module is in training mode, or has weights that cannot be streamed or are not in the source.
+        OutOfMemoryError: The memory has no room for the weights of one module, or RAM for those that are not in files.
+        FileNotFoundError, FormatError, ReadError: As for `forebay.load`.
         DeviceError: The GPU cannot be used.
     """
-    modules = list(module) if isinstance(module, Iterable) and not isinstance(module, torch.nn.Module) else [module]
+    is_one = isinstance(module, torch.nn.Module) or not isinstance(module, Iterable)
+    modules = [module] if is_one else list(module)
+    sources = [source] if is_one else [None] * len(modules) if source is None else list(source)
+    if len(sources) != len(modules):
+        raise OptionError(f"there are {len(modules)} modules, but {len(sources)} sources: give one for each, or None")
+    for it in modules:
+        if not isinstance(it, torch.nn.Module):
+            raise OptionError(f"{type(it).__name__} is no torch.nn.Module")
     if codec not in ("auto", "none"):
         raise OptionError(f'codec is {codec!r}, but "auto" or "none" is needed')
     place = torch.device(f"cuda:{device}" if type(device) is int else device)
@@ -510,9 +555,6 @@ def stream(
         free, _ = torch.cuda.mem_get_info(place)
         if memory > free:
             raise OutOfMemoryError(f"vram is {memory} bytes, but {place} has {free} bytes free")
-    return ModuleStream(modules, place, memory, codec, None if pinned == "auto" else bytes_of(pinned))
-
-
-def streamed(module: Any) -> Iterator[str]:
-    """Return the names of the weights of a module that are streamed."""
-    return (name for name, parameter in module.named_parameters() if isinstance(parameter, _Absent))
+    made = ModuleStream(modules, place, codec != "none")
+    made._begin(sources, memory, None if ram is None else bytes_of(ram), None if pinned == "auto" else bytes_of(pinned))
+    return made

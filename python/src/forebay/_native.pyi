@@ -58,6 +58,8 @@ class Table:
         """Names in the order of the data."""
     def metadata(self) -> dict[str, str] | None: ...
     def files(self) -> list[Any]: ...
+    def place(self, name: str) -> tuple[int, int, int]:
+        """The number of a tensor's file, its first byte there, and its bytes."""
     def facts(self, name: str) -> tuple[str, list[int], list[int], int]:
         """Type, shape in elements, shape in memory, and bytes."""
 
@@ -178,17 +180,23 @@ def assess(
     progress: Callable[[int, int], object] | None,
 ) -> str: ...
 
-class CodedModules:
-    """Weights of modules in RAM, coded without loss."""
+def default_ram() -> int:
+    """Three quarters of the RAM that this process can allocate, in bytes."""
 
-    def __new__(cls, threads: int) -> CodedModules: ...
-    def add(self, tensors: Sequence[tuple[memoryview, str]], stays: bool, codes: bool) -> int:
-        """Code tensors that are used together, given by their bytes and names of types, and return the number of the group."""
-    def places(self, group: int) -> list[int]:
-        """Where each tensor of a group begins in it, in bytes."""
+class CodedModules:
+    """Weights of modules outside of the device: in RAM, coded without loss, and in files."""
+
+    def __new__(cls, threads: int, codes: bool, ram: int | None) -> CodedModules: ...
+    def add_source(self, table: Table) -> int:
+        """Add files that weights come from, and return the number of the source."""
+    def add(self, tensors: Sequence[tuple[memoryview | tuple[int, int, int, int], str]]) -> tuple[int, list[int]]:
+        """Add tensors that are used together, given by their bytes, or by source, file, offset and number of bytes, and by the names of their
+        types. Return the number of the group, and where each tensor begins in it, in bytes."""
+    def finish(self) -> None:
+        """Note that all groups are known."""
     def read(self, group: int, tensor: int) -> bytes: ...
-    def sizes(self) -> tuple[int, int]:
-        """Bytes of all groups when they are decoded, and in RAM."""
+    def change(self, group: int, tensor: int, bytes: memoryview) -> None: ...
+    def statistics(self) -> dict[str, Any]: ...
 
 class ModuleStream:
     """The weights of modules in the memory of a device, a part of them at a time."""
@@ -197,6 +205,7 @@ class ModuleStream:
         cls,
         weights: CodedModules,
         units: Sequence[Sequence[int]],
+        stays: Sequence[int],
         orders: Sequence[Sequence[int]],
         gpu: int | None,
         memory: int,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from . import _native
 from ._convert import to_torch, torch_dtype
 from ._errors import Error, OptionError
 from ._load import Path, TensorStream, bytes_of, open_table
+from ._mapped import MappedTensors
 from ._safe_open import TensorSlice, safe_open
 from ._weights import SMALLEST_BUDGET, in_natural_order
 
@@ -23,16 +24,46 @@ class Reading:
     """That forebay reads for a library at present."""
 
     budget: int
+    maps: bool = False
+    """True if tensors are views of mapped files instead of being read."""
     loads: int = 0
     """Loads of the library that forebay has read for."""
 
+    def tensors(self, files: Sequence[Path]) -> Tensors | MappedTensors:
+        return MappedTensors(files) if self.maps else Tensors(files, self.budget)
 
-def new_reading(budget: int | str) -> Reading:
+
+def new_reading(budget: int | str, maps: bool = False) -> Reading:
     """Return a new state. Raises OptionError if the budget is no size, or too small."""
     limit = bytes_of(budget)
     if limit < SMALLEST_BUDGET:
         raise OptionError(f"budget is {budget!r}, but at least 1MiB is needed")
-    return Reading(limit)
+    return Reading(limit, maps)
+
+
+def stream_options(stream: Any, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the arguments of `forebay.torch.stream`, or None without a stream. Other arguments of a load then need not name a device."""
+    if stream is None:
+        return None
+    options = dict(stream) if isinstance(stream, Mapping) else {"vram": stream}
+    if wrong := sorted(options.keys() & {"module", "source"}):
+        raise OptionError(f"stream has {wrong[0]!r}, which the load itself gives")
+    if kwargs.get("device_map") is not None:
+        raise OptionError("stream and device_map exclude each other: the device is an argument of the stream")
+    return options
+
+
+def streamed(loaded: Any, options: dict[str, Any]) -> Any:
+    """Stream a model, or all models of a pipeline."""
+    import torch
+
+    from ._modules import stream
+
+    parts = [loaded]
+    if not isinstance(loaded, torch.nn.Module):
+        found = [part for part in loaded.components.values() if isinstance(part, torch.nn.Module)]
+        parts = [part.eval() for part in found if next(part.parameters(), None) is not None]
+    return stream(parts, **options)
 
 
 def device_name(device: Any) -> str:
@@ -143,7 +174,7 @@ class _Lane:
 class LazyTensor(TensorSlice):
     """A tensor that is read when it is used, with what libraries ask of safetensors' own slices and of tensors."""
 
-    def __init__(self, tensors: Tensors, name: str) -> None:
+    def __init__(self, tensors: Tensors | MappedTensors, name: str) -> None:
         file = safe_open.__new__(safe_open)
         file._framework, file._device, file._table = "torch", "cpu", tensors.table
         super().__init__(file, name, *tensors.table.facts(name)[:3])

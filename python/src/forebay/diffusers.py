@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from ._convert import require
 from ._errors import OptionError
-from ._ordered import LazyTensor, Reading, Tensors, device_name, new_reading
+from ._mapped import MappedTensors
+from ._ordered import LazyTensor, Reading, Tensors, device_name, new_reading, stream_options, streamed
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,7 @@ _READING: ContextVar[Reading | None] = ContextVar("forebay_diffusers", default=N
 
 
 def from_pretrained(
-    model: str | os.PathLike[str], *, model_class: Any = None, budget: int | str = "1GiB", **kwargs: Any
+    model: str | os.PathLike[str], *, model_class: Any = None, budget: int | str = "1GiB", stream: Any = None, **kwargs: Any
 ) -> Any:
     """Load a model or a pipeline of diffusers.
 
@@ -38,6 +39,9 @@ def from_pretrained(
         model_class: The class to make, such as `diffusers.FluxTransformer2DModel`. None means a pipeline if there is a
             `model_index.json`, else the class that the model's configuration names.
         budget: Bytes, or a text such as "512MiB". The load uses about so much memory of each device beside the model.
+        stream: VRAM for the weights of all parts together, such as "8GiB", or a dict of arguments of `forebay.torch.stream`, such as
+            `{"vram": "8GiB", "ram": "16GiB"}`. The weights then stay in their files until they are used. The attribute `forebay_stream` of
+            the model or the pipeline is the stream.
         kwargs: As for diffusers' `from_pretrained`: `torch_dtype`, `device_map`, `subfolder`, `variant`...
 
     Returns:
@@ -52,7 +56,8 @@ def from_pretrained(
     kwargs["use_safetensors"] = True
     # Some of its functions take no paths.
     model = os.fspath(model)
-    with reading(budget) as state:
+    options = stream_options(stream, kwargs)
+    with reading(budget, maps=options is not None) as state:
         model_class = model_class or class_of(model, kwargs)
         loaded = model_class.from_pretrained(model, **kwargs)
     if state.loads == 0:
@@ -60,20 +65,25 @@ def from_pretrained(
             f"{model_class.__name__} has not read {model} through diffusers' loader, so forebay could not "
             "read it: use the class's own from_pretrained"
         )
+    if options is not None:
+        made = streamed(loaded, options)
+        # Pipelines take no attributes beside their parts.
+        object.__setattr__(loaded, "forebay_stream", made)
     return loaded
 
 
 @contextlib.contextmanager
-def reading(budget: int | str = "1GiB") -> Iterator[Reading]:
+def reading(budget: int | str = "1GiB", maps: bool = False) -> Iterator[Reading]:
     """Let forebay read for every `from_pretrained` of diffusers and transformers in a `with` statement, in this thread.
 
     Args:
         budget: As for `from_pretrained`.
+        maps: True if tensors are to be views of their files, which take no RAM until they are used.
 
     Raises:
         OptionError: The budget is no size, or too small.
     """
-    state = new_reading(budget)
+    state = new_reading(budget, maps)
     install()
     with contextlib.ExitStack() as stack:
         if importlib.util.find_spec("transformers") is not None:
@@ -120,7 +130,7 @@ def install() -> None:
         if state is None or isinstance(checkpoint_file, dict) or not str(checkpoint_file).endswith(".safetensors"):
             return load_state_dict(checkpoint_file, *args, **kwargs)
         state.loads += 1
-        return StateDict(Tensors([checkpoint_file], state.budget))
+        return StateDict(state.tensors([checkpoint_file]))
 
     @functools.wraps(load_into_meta)
     def our_load_into_meta(model: torch.nn.Module, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
@@ -157,7 +167,7 @@ class StateDict(dict[str, Any]):
     Only `keys`, `in` and the length need no reading.
     """
 
-    def __init__(self, tensors: Tensors) -> None:
+    def __init__(self, tensors: Tensors | MappedTensors) -> None:
         super().__init__({name: LazyTensor(tensors, name) for name in tensors.table.names()})
         self._tensors = tensors
         self._is_planned = False

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 from . import _native
-from ._convert import _TORCH, require
+from ._convert import _TORCH, memory_of, require
 from ._errors import OptionError, SharedMemoryError
 from ._load import Path, load
 
@@ -74,7 +73,5 @@ def save_file(tensors: dict[str, Any], filename: Path, metadata: dict[str, str] 
         shape = list(host.shape)
         if names[tensor.dtype] == "F4" and shape:
             shape[-1] *= 2
-        nbytes = host.numel() * host.element_size()
-        memory = (ctypes.c_uint8 * nbytes).from_address(host.data_ptr()) if nbytes else b""
-        entries.append((name, names[tensor.dtype], shape, memoryview(memory).cast("B")))
+        entries.append((name, names[tensor.dtype], shape, memory_of(host)))
     _native.save(filename, entries, metadata)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._convert import require
 from ._errors import OptionError
-from ._ordered import LazyTensor, Reading, Tensors, device_name, new_reading
+from ._ordered import LazyTensor, Reading, device_name, new_reading, stream_options, streamed
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +32,7 @@ def from_pretrained(
     *model_args: Any,
     model_class: Any = None,
     budget: int | str = "1GiB",
+    stream: Any = None,
     **kwargs: Any,
 ) -> Any:
     """Load a model of transformers.
@@ -42,6 +43,9 @@ def from_pretrained(
         model_class: The class to make, such as `transformers.AutoModelForCausalLM`. None means the class that the
             model's configuration names.
         budget: Bytes, or a text such as "512MiB". The load uses about so much memory of each device beside the model.
+        stream: VRAM for weights, such as "8GiB", or a dict of arguments of `forebay.torch.stream`, such as
+            `{"vram": "8GiB", "ram": "16GiB"}`. The weights then stay in their files until they are used. The attribute `forebay_stream` of
+            the model is the stream.
         kwargs: As for transformers' `from_pretrained`: `dtype`, `device_map`, `quantization_config`, `revision`...
 
     Returns:
@@ -58,13 +62,16 @@ def from_pretrained(
     kwargs["use_safetensors"] = True
     if model_class is None:
         model_class = class_of(model, kwargs)
-    with reading(budget) as state:
+    options = stream_options(stream, kwargs)
+    with reading(budget, new_reading(budget, maps=options is not None)) as state:
         loaded = model_class.from_pretrained(model, *model_args, **kwargs)
     if state.loads == 0:
         raise OptionError(
             f"{model_class.__name__} has not read {os.fspath(model)} through transformers' loader, so forebay could "
             "not read it: use the class's own from_pretrained"
         )
+    if options is not None:
+        loaded.forebay_stream = streamed(loaded, options)
     return loaded
 
 
@@ -132,7 +139,7 @@ def install() -> None:
         if modeling.is_deepspeed_zero3_enabled():
             raise OptionError("forebay cannot load for ZeRO-3 of DeepSpeed: use the class's own from_pretrained")
         state.loads += 1
-        with Tensors(checkpoint_files, state.budget) as tensors:
+        with state.tensors(checkpoint_files) as tensors:
             tensors.plan(requests(model, tensors.table.names(), load_config))
             lazy = {name: LazyTensor(tensors, name) for name in tensors.table.names()}
             return original(model, lazy, checkpoint_files, load_config, *args, **kwargs)

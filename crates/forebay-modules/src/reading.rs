@@ -1,0 +1,223 @@
+//! Reads weights from files: what a device waits for, then what it will take next.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_store::{
+    Arena, BlockLabel, BlockRead, Completion, EngineOptions, IoKind, IoStatistics, Priority,
+    ReadEngine, SlotBuffer, StoreError, open_engine,
+};
+
+use crate::buffers::{Bell, Buffers, Filled};
+use crate::device::DeviceError;
+use crate::room::Group;
+use crate::stored::{StoredGroup, WeightFiles};
+use crate::weights::{ReadState, Shared, State};
+
+/// Bytes of buffers at most, and how much of the room for them.
+const BUFFERS_MAX: u64 = 1 << 30;
+const BUFFERS_SHARE: u64 = 4;
+/// Fewest buffers: one that is read, one that waits and one that is used.
+const BUFFERS_MIN: u64 = 3;
+/// Requests at the disk.
+const DEPTH: usize = 64;
+/// Time after which the thread that reads looks for new work while reads are on their way.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// The engines that read, and their buffers.
+pub struct Reader {
+    /// For each source, what reads its files as they are, and what decodes them. Only those that are needed.
+    engines: Vec<[Option<Box<dyn ReadEngine>>; 2]>,
+    buffers: Arc<Buffers>,
+    bytes: u64,
+    /// The group and its read of each number of a request.
+    requests: Vec<Option<(Group, usize)>>,
+}
+
+impl Reader {
+    /// Opens engines for the reads of these groups, with buffers that take a part of this room.
+    ///
+    /// # Errors
+    /// Returns an error if files cannot be read, or if memory is missing.
+    pub fn open(
+        sources: &[WeightFiles],
+        groups: &[StoredGroup],
+        room: u64,
+        bell: &Arc<Bell>,
+    ) -> Result<Reader, DeviceError> {
+        let failed = |error: StoreError| DeviceError::of_source(&error);
+        let reads = || groups.iter().flat_map(|group| &group.reads);
+        let slot = reads().map(|read| read.layout.slot_bytes).max().unwrap_or(0).max(4096);
+        let wanted: u64 = reads().map(|read| read.layout.slot_bytes as u64).sum();
+        let bytes = wanted.min(BUFFERS_MAX).min(room / BUFFERS_SHARE);
+        let count = (bytes / slot as u64).max(BUFFERS_MIN) as usize;
+        let arena = Arena::map(count * slot).map_err(failed)?;
+        let open = |files: &forebay_store::FileSet| {
+            let suited = EngineOptions::suited_to(files);
+            let queue_depth = suited.queue_depth.min(DEPTH);
+            let options = EngineOptions { queue_depth, background_depth: queue_depth, ..suited };
+            open_engine(IoKind::Auto, files, &arena, &options).map_err(failed)
+        };
+        let needs = |source, is_stored| {
+            reads().any(|read| read.source == source && read.is_stored == is_stored)
+        };
+        let engines = sources.iter().enumerate().map(|(source, files)| {
+            let stored = needs(source, true).then(|| open(&files.stored)).transpose()?;
+            let decoded = needs(source, false).then(|| open(&files.decoded)).transpose()?;
+            Ok([stored, decoded])
+        });
+        let engines = engines.collect::<Result<Vec<_>, DeviceError>>()?;
+        let slots = (0..count).map(|_| arena.carve(slot)).collect::<Result<Vec<_>, _>>();
+        let buffers = Buffers::new(slots.map_err(failed)?, Arc::clone(bell));
+        Ok(Reader { engines, buffers, bytes: (count * slot) as u64, requests: Vec::new() })
+    }
+
+    /// Returns the bytes of buffers.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn in_flight(&self) -> usize {
+        self.engines.iter().flatten().flatten().map(|engine| engine.in_flight()).sum()
+    }
+
+    fn submit(&mut self, groups: &[StoredGroup], group: Group, read: usize, buffer: SlotBuffer) {
+        let free = self.requests.iter().position(Option::is_none);
+        let id = free.unwrap_or_else(|| {
+            self.requests.push(None);
+            self.requests.len() - 1
+        });
+        self.requests[id] = Some((group, read));
+        let of = &groups[group].reads[read];
+        let engine = self.engines[of.source][usize::from(!of.is_stored)].as_mut();
+        let engine = engine.expect("the engines that are needed are open");
+        let label = BlockLabel::Other(group as u64);
+        let (layout, priority) = (of.layout.clone(), Priority::ReadAhead);
+        engine.submit(BlockRead { id: id as u64, label, layout, buffer, priority });
+    }
+
+    fn statistics(&self) -> IoStatistics {
+        let mut all = IoStatistics::default();
+        for engine in self.engines.iter().flatten().flatten() {
+            let of = engine.io_statistics();
+            all.bytes_read += of.bytes_read;
+            all.busy_seconds += of.busy_seconds;
+        }
+        all
+    }
+
+    /// Waits a while for reads that end.
+    fn wait(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError> {
+        for engine in self.engines.iter_mut().flatten().flatten() {
+            if engine.in_flight() > 0 {
+                engine.wait_for(LOOK, done)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the next read to begin.
+fn next(state: &State) -> Option<(Group, usize)> {
+    let groups = state.taking.iter().chain(&state.expected);
+    groups.copied().find_map(|group| Some((group, state.groups[group].next_read()?)))
+}
+
+/// Lets the buffers go of a group that is used last, if the one that is taken has none and gets none.
+fn make_room(state: &mut State) -> Vec<ReadState> {
+    let Some(taking) = state.taking else { return Vec::new() };
+    let own = &state.groups[taking];
+    let has_some =
+        own.reads.iter().any(|of| matches!(of, ReadState::InFlight | ReadState::Arrived(_)));
+    if has_some || own.next_read().is_none() {
+        return Vec::new();
+    }
+    let has_arrived = |group: Group| {
+        state.groups[group].reads.iter().any(|of| matches!(of, ReadState::Arrived(_)))
+    };
+    let is_expected = |group: &Group| state.expected.contains(group);
+    let others = (0..state.groups.len()).filter(|group| !is_expected(group));
+    let last = others.chain(state.expected.iter().rev().copied());
+    let Some(victim) = last.filter(|group| *group != taking).find(|group| has_arrived(*group))
+    else {
+        return Vec::new();
+    };
+    let reads = state.groups[victim].reads.iter_mut();
+    let arrived = reads.filter(|of| matches!(of, ReadState::Arrived(_)));
+    arrived.map(|read| std::mem::replace(read, ReadState::Absent)).collect()
+}
+
+/// Reads until the weights are closed.
+pub fn run(shared: &Shared, mut reader: Reader) {
+    let mut done = Vec::new();
+    loop {
+        let rung = shared.bell.rung();
+        let mut begins = Vec::new();
+        let mut state = shared.lock();
+        if state.closes {
+            break;
+        }
+        while let Some((group, read)) = next(&state) {
+            let Some(buffer) = reader.buffers.take() else { break };
+            state.groups[group].reads[read] = ReadState::InFlight;
+            begins.push((group, read, buffer));
+        }
+        let dropped = if begins.is_empty() { make_room(&mut state) } else { Vec::new() };
+        drop(state);
+        if !dropped.is_empty() {
+            continue;
+        }
+        for (group, read, buffer) in begins {
+            reader.submit(&shared.groups, group, read, buffer);
+        }
+        if reader.in_flight() == 0 {
+            shared.bell.wait_past(rung);
+            continue;
+        }
+        let waited = reader.wait(&mut done);
+        let io = reader.statistics();
+        let ends: Vec<_> = done
+            .drain(..)
+            .filter_map(|completion| {
+                let place = reader.requests.get_mut(completion.id as usize)?.take()?;
+                Some((place, completion.result, completion.buffer))
+            })
+            .collect();
+        let ends = ends.into_iter().map(|((group, read), result, buffer)| {
+            let state = match (result, buffer) {
+                (Ok(_), Some(buffer)) => {
+                    let buffer = Arc::new(Filled::new(buffer, &reader.buffers));
+                    ReadState::Arrived(shared.groups[group].reads[read].chunks_in(buffer))
+                }
+                (Err(error), buffer) => {
+                    if let Some(buffer) = buffer {
+                        reader.buffers.put(buffer);
+                    }
+                    ReadState::Failed(DeviceError::of_source(&error))
+                }
+                (Ok(_), None) => ReadState::Failed(DeviceError::Source("a read was lost".into())),
+            };
+            (group, read, state)
+        });
+        let ends: Vec<_> = ends.collect();
+        let mut state = shared.lock();
+        state.io = io;
+        for (group, read, end) in ends {
+            state.groups[group].reads[read] = end;
+        }
+        if let Err(error) = waited {
+            state.lost = Some(DeviceError::of_source(&error));
+            state.closes = true;
+        }
+        drop(state);
+        shared.notify();
+    }
+    // What arrived gives its buffers back.
+    let mut state = shared.lock();
+    let reads = state.groups.iter_mut().flat_map(|group| &mut group.reads);
+    let arrived = reads.filter(|of| matches!(of, ReadState::Arrived(_)));
+    let dropped: Vec<_> = arrived.map(|read| std::mem::replace(read, ReadState::Absent)).collect();
+    drop(state);
+    drop(dropped);
+    shared.notify();
+}

@@ -1,0 +1,95 @@
+"""Tensors that are views of mapped files, so that they take no RAM until they are used, and the files that they are in."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+import weakref
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+from typing import Any
+
+from . import _native
+from ._convert import torch_dtype
+from ._load import Path, open_table
+from ._weights import in_natural_order
+
+_PAGE = mmap.PAGESIZE
+_LOCK = threading.Lock()
+# The files that are mapped, by the address of their first byte. A map lasts as long as tensors use it.
+_MAPS: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
+_FILES: dict[int, tuple[int, _native.Table, int]] = {}
+
+
+class MappedTensors:
+    """The tensors of safetensors files, as views of the mapped files. Their memory is private: a change of a tensor does not change the
+    file.
+
+    It has the methods of `Tensors`, which reads instead.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.table = open_table(in_natural_order(files))
+        self._maps = [_mapped(self.table, at, path) for at, path in enumerate(self.table.files())]
+
+    def plan(self, wanted: Sequence[tuple[str, str]]) -> None:
+        """Nothing is read ahead."""
+
+    def take(self, name: str) -> Any:
+        """Return a tensor on the CPU."""
+        import torch
+
+        kind, _, shape, _ = self.table.facts(name)
+        file, offset, nbytes = self.table.place(name)
+        dtype = torch_dtype(name, kind)
+        if nbytes == 0:
+            return torch.empty(shape, dtype=dtype)
+        flat = torch.frombuffer(self._maps[file], dtype=torch.uint8, offset=offset, count=nbytes)
+        if flat.data_ptr() % dtype.itemsize:
+            flat = flat.clone()
+        return flat.view(dtype).view(shape)
+
+    def close(self) -> None:
+        """Tensors that were taken stay valid."""
+
+    def __enter__(self) -> MappedTensors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _mapped(table: _native.Table, at: int, path: FilePath) -> mmap.mmap:
+    with open(path, "rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    with _LOCK:
+        for gone in [address for address in _FILES if address not in _MAPS]:
+            del _FILES[gone]
+        _MAPS[first], _FILES[first] = memory, (len(memory), table, at)
+    return memory
+
+
+def file_of(address: int, nbytes: int) -> tuple[_native.Table, int, int] | None:
+    """Return the table, the number of the file and the offset there of memory that is a mapped file, or None. Memory that was
+    changed is no file any more."""
+    with _LOCK:
+        for first, (length, table, at) in _FILES.items():
+            if first <= address and address + nbytes <= first + length and first in _MAPS:
+                return None if _was_changed(address, nbytes) else (table, at, address - first)
+    return None
+
+
+def _was_changed(address: int, nbytes: int) -> bool:
+    """Return True if a page of private memory is not that of its file any more."""
+    import torch
+
+    first, last = address // _PAGE, (address + nbytes - 1) // _PAGE
+    with open("/proc/self/pagemap", "rb", buffering=0) as file:
+        file.seek(first * 8)
+        data = bytearray(file.read((last - first + 1) * 8))
+    entries = torch.frombuffer(data, dtype=torch.int64)
+    # Bit 63: in RAM, which is the sign. Bit 62: swapped out, as only pages that are no longer the file's are. Bit 61: the file's.
+    is_there, is_swapped, is_of_file = entries < 0, (entries >> 62) & 1 == 1, (entries >> 61) & 1 == 1
+    return bool((is_there & ~is_of_file | is_swapped).any())
