@@ -1,5 +1,6 @@
 """Modules of PyTorch whose weights are in files, change, or are of other libraries. Without PyTorch, nothing here is checked."""
 
+import copy
 import gc
 import os
 import subprocess
@@ -61,19 +62,6 @@ def on_meta(dtype=None):
         return Wide().to(dtype or torch.bfloat16).eval()
 
 
-def packed(folder):
-    """Return packs of the folder, plain and coded."""
-    program = os.environ.get("FOREBAY_PROGRAM")
-    if program is None:
-        return []
-    packs = []
-    for codec in ("none", "exponents"):
-        pack = folder.parent / f"{codec}.pack"
-        subprocess.run([program, "pack", folder, pack, "--codec", codec], check=True, capture_output=True)
-        packs.append(pack)
-    return packs
-
-
 MIB = 1 << 20
 
 
@@ -110,17 +98,41 @@ def test_what_ram_has_no_room_for_is_read_in_each_pass(wide, device):
     assert reads[None] == 0 and reads["9MiB"] > 4 * 8 * MIB, reads
 
 
-def test_packs_are_sources(wide, device, tmp_path):
-    module, given, folder = wide
-    packs = packed(folder)
-    if not packs:
-        pytest.skip("FOREBAY_PROGRAM names no forebay: PACKS AS SOURCES NOT CHECKED")
-    expected = resident(module, device)(given.to(device))
-    for pack in packs:
-        streamed = on_meta()
-        with forebay.torch.stream(streamed, device, "6MiB", ram="9MiB", source=pack), torch.no_grad():
-            for _ in range(3):
-                assert torch.equal(streamed(given.to(device)), expected)
+def small_language_model(folder):
+    """Save a model of transformers, and return it."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3Config(
+        vocab_size=3000, hidden_size=512, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2,
+        head_dim=64, tie_word_embeddings=True,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    model = transformers.Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("codec", ["auto", "none", "compact", "exponents", "zstd", "gdeflate"])
+def test_packs_are_sources(tmp_path, device, codec):
+    program = os.environ.get("FOREBAY_PROGRAM")
+    if program is None:
+        pytest.skip("PACKS AS SOURCES NOT CHECKED: FOREBAY_PROGRAM names no forebay")
+    model = small_language_model(tmp_path / "model")
+    subprocess.run([program, "pack", tmp_path / "model", "-o", tmp_path / "pack", "--codec", codec], check=True, capture_output=True)
+    ids = torch.randint(3000, (1, 12), device=device)
+    rotary = copy.deepcopy(model.model.rotary_emb)
+    with torch.no_grad():
+        expected = model.to(device)(ids).logits
+        for ram in ("12MiB", None):
+            with torch.device("meta"):
+                streamed = type(model)(model.config).to(torch.bfloat16).eval()
+            # Packs have weights alone.
+            streamed.model.rotary_emb = copy.deepcopy(rotary)
+            with forebay.torch.stream(streamed, device, "6MiB", ram=ram, source=tmp_path / "pack") as stream:
+                for _ in range(3):
+                    assert torch.equal(streamed(ids).logits, expected)
+                assert stream.statistics().read_bytes > 0
+                for name, tensor in streamed.state_dict().items():
+                    assert torch.equal(tensor.cpu(), model.state_dict()[name].cpu()), name
 
 
 def test_sources_that_do_not_fit_are_refused_in_words(wide, tmp_path):
@@ -170,6 +182,24 @@ def test_files_that_shrink_are_errors_and_nothing_is_wrong(wide, device, tmp_pat
             again.write(data)
         for _ in range(3):
             assert torch.equal(streamed(given.to(device)), expected)
+
+
+def test_plans_tell_what_limits_a_pass(wide, device):
+    _, given, folder = wide
+    streamed = on_meta()
+    with forebay.torch.stream(streamed, device, "6MiB", ram="9MiB", source=folder) as stream, torch.no_grad():
+        assert stream.plan() == []
+        for _ in range(4):
+            streamed(given.to(device))
+        [plan] = stream.plan()
+        assert plan.call == "Wide.forward" and plan.limit in ("compute", "bus", "disk")
+        parts = [plan.compute_seconds, plan.load_seconds, plan.read_seconds]
+        assert min(parts) > 0 and plan.seconds >= max(parts) * 0.999
+        # Then everything stays, or is in RAM.
+        assert plan.seconds_with_more_vram == pytest.approx(plan.compute_seconds)
+        assert plan.seconds_with_more_ram <= plan.seconds
+    with pytest.raises(forebay.Error, match="closed"):
+        stream.plan()
 
 
 def test_several_modules_have_sources_of_their_own(wide, device):
@@ -311,16 +341,9 @@ def test_adapters_are_beside_streamed_weights(device):
 
 
 def test_transformers_streams_from_its_files(tmp_path, device):
-    transformers = pytest.importorskip("transformers")
     import forebay.transformers
 
-    config = transformers.Qwen3Config(
-        vocab_size=3000, hidden_size=512, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2,
-        head_dim=64, tie_word_embeddings=True,
-    )  # fmt: skip
-    torch.manual_seed(1)
-    model = transformers.Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
-    model.save_pretrained(tmp_path)
+    model = small_language_model(tmp_path)
     ids = torch.randint(3000, (1, 12), device=device)
     generate = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
     expected = model.to(device).generate(ids, **generate)

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{self, CUevent_flags};
-use cudarc::driver::{CudaStream, result};
+use cudarc::driver::{CudaEvent, CudaStream, result};
 
 use crate::error::{bind, is_not_ready};
 use crate::lifetime::while_alive;
@@ -49,6 +49,12 @@ impl Shared {
             .result()
             .map_err(CudaError::of("creating an event"))?;
         Ok(Event(event))
+    }
+
+    /// Creates an event that has the time at which it came.
+    pub(crate) fn new_clock(&self) -> Result<CudaEvent, CudaError> {
+        let flags = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
+        self.stream.context().new_event(flags).map_err(CudaError::of("creating an event"))
     }
 
     pub(crate) fn wait(&self, event: &Event) -> Result<(), CudaError> {

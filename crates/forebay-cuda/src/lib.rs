@@ -46,7 +46,7 @@ pub use lanes::LANES;
 pub use memory::{DeviceMemory, DevicePtr};
 pub use pinned::{Pinned, Pinner};
 pub use side_stream::SideStream;
-pub use stream_point::{ForeignStream, StreamPoint};
+pub use stream_point::{ForeignStream, StreamMoment, StreamPoint};
 pub use tables::{AddressTable, AddressTables, SlotAddress, TableSize, TableStaging};
 pub use timer::Timer;
 pub use weights_pool::WeightsPool;

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::{CudaEvent, result, sys};
 
 use crate::copy_stream::{Event, Shared, wait};
 use crate::error::is_not_ready;
@@ -74,7 +74,46 @@ impl StreamPoint {
     }
 }
 
+/// A moment in a stream, with the GPU's own clock.
+pub struct StreamMoment(CudaEvent);
+
+impl StreamMoment {
+    /// Waits for both moments, and returns the seconds to a later one.
+    ///
+    /// # Errors
+    /// Returns the error of work that failed on the device.
+    pub fn seconds_to(&self, later: &StreamMoment) -> Result<f64, CudaError> {
+        let milliseconds = self.0.elapsed_ms(&later.0).map_err(CudaError::of("reading a clock"))?;
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+}
+
 impl CopyStream {
+    fn moment_in(&self, stream: sys::CUstream) -> Result<StreamMoment, CudaError> {
+        self.bind()?;
+        let event = self.shared().new_clock()?;
+        // SAFETY: event and stream are alive.
+        unsafe { result::event::record(event.cu_event(), stream) }
+            .map_err(CudaError::of("recording an event"))?;
+        Ok(StreamMoment(event))
+    }
+
+    /// Returns the moment at which everything is done that this stream has queued so far.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    pub fn moment(&self) -> Result<StreamMoment, CudaError> {
+        self.moment_in(self.handle())
+    }
+
+    /// Returns the moment at which everything is done that another library has queued so far.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    pub fn moment_of(&self, stream: ForeignStream) -> Result<StreamMoment, CudaError> {
+        self.moment_in(stream.handle())
+    }
+
     fn record(&self, stream: sys::CUstream) -> Result<StreamPoint, CudaError> {
         self.bind()?;
         let event = self.shared().event()?;

@@ -3,19 +3,20 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_codec::{Codec, Container, Float, Weights};
 use forebay_compute::Pool;
 use forebay_cuda::{
     CodedContainer, ContainerDecoder, CopyStream, DeviceMemory, DevicePtr, ForeignStream, Gpu,
-    InFlight, Pinned, StreamPoint,
+    InFlight, Pinned, StreamMoment, StreamPoint,
 };
 use forebay_format::TensorType;
 use forebay_store::{Arena, SlotBuffer};
 
 use crate::coded::CodedChunk;
 use crate::device::{Device, DeviceError};
+use crate::rate::Rate;
 use crate::stored::damaged;
 use crate::weights::Arriving;
 
@@ -56,6 +57,9 @@ pub struct CudaDevice {
     damaged: DeviceMemory,
     memory: Arc<DeviceMemory>,
     pool: Pool,
+    /// Rate of copies to pinned memory, and of some from there to the GPU.
+    filled: Rate,
+    copied: Rate,
     gpu: Arc<Gpu>,
 }
 
@@ -75,6 +79,8 @@ struct Slot {
     stage: DevicePtr<u8>,
     /// The point at which they are decoded.
     decoded: Option<StreamPoint>,
+    /// When its copies began and ended, and their bytes, if this is measured.
+    measured: Option<(StreamMoment, StreamMoment, u64)>,
 }
 
 /// Chunks of a group that go through one slot, and where they are in it.
@@ -132,7 +138,7 @@ impl CudaDevice {
         let slot = |at: usize| -> Result<Slot, DeviceError> {
             let buffer = Some(arena.carve(SLOT_BYTES).map_err(failed)?);
             let stage = stage.ptr::<u8>().offset(at * SLOT_BYTES);
-            Ok(Slot { flight: None, buffer, stage, decoded: None })
+            Ok(Slot { flight: None, buffer, stage, decoded: None, measured: None })
         };
         let slots = (0..slots).map(slot).collect::<Result<_, _>>()?;
         let pool = Pool::new(options.threads);
@@ -145,6 +151,8 @@ impl CudaDevice {
             damaged: gpu.allocate_with(&[0_u32]).map_err(failed)?,
             memory: Arc::new(memory),
             pool,
+            filled: Rate::default(),
+            copied: Rate::default(),
             gpu: Arc::new(gpu),
         })
     }
@@ -194,7 +202,9 @@ impl CudaDevice {
             Some(flight) => flight.finish().map_err(failed)?,
             None => slot.buffer.take().expect("a slot has its memory or is under way"),
         };
+        let began = Instant::now();
         self.fill(&mut buffer, batch);
+        self.filled.add(batch.end as u64, began.elapsed());
         let mut by_type: Vec<(TensorType, Vec<CodedContainer>)> = Vec::new();
         for (chunk, range) in batch.coded(true) {
             let container = Container::read(&chunk.coded, chunk.bytes);
@@ -248,7 +258,18 @@ impl CudaDevice {
         if has_plain {
             after.iter().try_for_each(|point| self.copies.wait_for_point(point)).map_err(failed)?;
         }
+        if let Some((first, second, bytes)) = slot.measured.take() {
+            let seconds = first.seconds_to(&second).map_err(failed)?;
+            self.copied.add(bytes, Duration::from_secs_f64(seconds.max(0.0)));
+        }
+        // Small copies measure their overhead.
+        let measures = batch.end >= SLOT_ROOM / 2;
+        let moment = || self.copies.moment().map_err(failed);
+        let began = measures.then(moment).transpose()?;
         slot.flight = Some(self.copies.upload(buffer, copies).map_err(failed)?);
+        if let Some(began) = began {
+            slot.measured = Some((began, moment()?, batch.end as u64));
+        }
         self.decodes.wait_for_point(&self.copies.point().map_err(failed)?).map_err(failed)?;
         for ((ty, containers), at) in by_type.iter().zip(described) {
             let descriptions = slot.stage.offset(at).cast();
@@ -307,6 +328,7 @@ impl Device for CudaDevice {
     type Weights = Arriving;
     type Queue = ForeignStream;
     type Point = StreamPoint;
+    type Moment = StreamMoment;
 
     fn load(
         &self,
@@ -332,6 +354,24 @@ impl Device for CudaDevice {
 
     fn mark(&self, queue: ForeignStream) -> Result<StreamPoint, DeviceError> {
         self.decodes.point_of(queue).map_err(failed)
+    }
+
+    fn moment(&self, queue: ForeignStream) -> Result<StreamMoment, DeviceError> {
+        self.decodes.moment_of(queue).map_err(failed)
+    }
+
+    fn seconds_between(
+        &self,
+        first: &StreamMoment,
+        second: &StreamMoment,
+    ) -> Result<f64, DeviceError> {
+        first.seconds_to(second).map_err(failed)
+    }
+
+    fn bytes_per_second(&self) -> Option<f64> {
+        // Both work at the same time.
+        let (filled, copied) = (self.filled.bytes_per_second()?, self.copied.bytes_per_second());
+        Some(copied.map_or(filled, |copied| filled.min(copied)))
     }
 
     fn is_reached(&self, point: &StreamPoint) -> bool {

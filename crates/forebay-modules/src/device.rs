@@ -12,6 +12,8 @@ pub trait Device: Send + Sync + 'static {
     type Queue: Copy + Send + fmt::Debug;
     /// A point in a queue. It is reached when all work before it is done.
     type Point: Clone + Send + 'static;
+    /// A moment in a queue whose time can be compared with that of others.
+    type Moment: Send + 'static;
 
     /// Queues the work that brings weights into a range of the memory, which is as long as the weights when they are decoded. The
     /// range may be written when `after` is reached. Returns the point at which the weights are there. May wait for memory of the host, and for the
@@ -38,6 +40,25 @@ pub trait Device: Send + Sync + 'static {
     /// # Errors
     /// Returns an error if the device fails.
     fn mark(&self, queue: Self::Queue) -> Result<Self::Point, DeviceError>;
+
+    /// Returns the moment at which all work that is queued so far is done.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    fn moment(&self, queue: Self::Queue) -> Result<Self::Moment, DeviceError>;
+
+    /// Waits for both moments, and returns the seconds between them.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    fn seconds_between(
+        &self,
+        first: &Self::Moment,
+        second: &Self::Moment,
+    ) -> Result<f64, DeviceError>;
+
+    /// Returns how many bytes outside of the device a second brings into it, if anything was brought yet.
+    fn bytes_per_second(&self) -> Option<f64>;
 
     /// Returns true if a point is reached.
     fn is_reached(&self, point: &Self::Point) -> bool;

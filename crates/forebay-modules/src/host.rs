@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use forebay_codec::Decoder;
 
 use crate::device::{Device, DeviceError};
+use crate::rate::Rate;
 use crate::stored::damaged;
 use crate::weights::Arriving;
 
@@ -24,6 +26,7 @@ impl HostMemory {
 #[derive(Default)]
 pub struct HostDevice {
     places: Mutex<BTreeMap<u64, Arc<HostMemory>>>,
+    rate: Rate,
 }
 
 impl HostDevice {
@@ -46,6 +49,7 @@ impl Device for HostDevice {
     /// Any number: all work is done when its call returns.
     type Queue = u64;
     type Point = ();
+    type Moment = Instant;
 
     fn load(&self, weights: Arriving, to: Range<u64>, _: &[()]) -> Result<(), DeviceError> {
         {
@@ -61,7 +65,10 @@ impl Device for HostDevice {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut memory);
         let mut decoder = Decoder::default();
         for chunk in weights {
-            chunk?.decode(&mut decoder, bytes).map_err(|error| damaged(&error))?;
+            let chunk = chunk?;
+            let began = Instant::now();
+            chunk.decode(&mut decoder, bytes).map_err(|error| damaged(&error))?;
+            self.rate.add(chunk.coded.len() as u64, began.elapsed());
         }
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         places.insert(to.start, Arc::new(HostMemory(memory)));
@@ -74,6 +81,18 @@ impl Device for HostDevice {
 
     fn mark(&self, _: u64) -> Result<(), DeviceError> {
         Ok(())
+    }
+
+    fn moment(&self, _: u64) -> Result<Instant, DeviceError> {
+        Ok(Instant::now())
+    }
+
+    fn seconds_between(&self, first: &Instant, second: &Instant) -> Result<f64, DeviceError> {
+        Ok(second.saturating_duration_since(*first).as_secs_f64())
+    }
+
+    fn bytes_per_second(&self) -> Option<f64> {
+        self.rate.bytes_per_second()
     }
 
     fn is_reached(&self, (): &()) -> bool {

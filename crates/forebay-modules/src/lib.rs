@@ -21,11 +21,14 @@ mod device;
 mod host;
 mod order;
 mod plan;
+mod prediction;
+mod rate;
 mod reading;
 mod room;
 mod source;
 mod stored;
 mod streamer;
+mod timing;
 mod weights;
 
 #[cfg(feature = "cuda")]
@@ -34,8 +37,9 @@ pub use device::{Device, DeviceError};
 pub use host::{HostDevice, HostMemory};
 pub use order::{Root, Unit, UseOrder};
 pub use plan::{Kept, PlanInput};
+pub use prediction::PassPrediction;
 pub use room::{ALIGNMENT, Choice, Group, Room, aligned};
-pub use source::WeightSource;
-pub use stored::{GroupTensor, TensorFrom, TensorPlace};
+pub use source::{Outside, WeightSource};
+pub use stored::{GroupTensor, TensorFile, TensorFrom, TensorPlace};
 pub use streamer::{GroupOptions, StreamError, StreamStatistics, Streamer, StreamerOptions};
 pub use weights::{Arriving, ModuleWeights, WeightOptions, WeightStatistics, WeightsBuilder};

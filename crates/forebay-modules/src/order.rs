@@ -136,6 +136,16 @@ impl UseOrder {
         self.roots.iter().flat_map(|of| of.order.iter().map(|unit| (*unit, of.passes)))
     }
 
+    /// Returns the modules that the next pass of a root is expected to use.
+    pub fn expected(&self, root: Root) -> &[Unit] {
+        &self.roots[root].order
+    }
+
+    /// Returns the root of the pass that runs, if one does, and how many modules it has used.
+    pub fn running(&self) -> Option<(Root, usize)> {
+        Some((self.current.filter(|_| self.runs)?, self.used.len()))
+    }
+
     /// Returns how many uses were not the expected ones.
     pub fn deviations(&self) -> u64 {
         self.deviations

@@ -123,27 +123,24 @@ fn next(state: &State) -> Option<(Group, usize)> {
     groups.copied().find_map(|group| Some((group, state.groups[group].next_read()?)))
 }
 
-/// Lets the buffers go of a group that is used last, if the one that is taken has none and gets none.
+/// Lets the buffers go of what is used last, if the read that a device waits for has none and gets none.
 fn make_room(state: &mut State) -> Vec<ReadState> {
     let Some(taking) = state.taking else { return Vec::new() };
-    let own = &state.groups[taking];
-    let has_some =
-        own.reads.iter().any(|of| matches!(of, ReadState::InFlight | ReadState::Arrived(_)));
-    if has_some || own.next_read().is_none() {
+    let reads = &state.groups[taking].reads;
+    let awaited = reads.iter().find(|of| !matches!(of, ReadState::Taken));
+    if !matches!(awaited, Some(ReadState::Absent)) {
         return Vec::new();
     }
-    let has_arrived = |group: Group| {
-        state.groups[group].reads.iter().any(|of| matches!(of, ReadState::Arrived(_)))
-    };
-    let is_expected = |group: &Group| state.expected.contains(group);
-    let others = (0..state.groups.len()).filter(|group| !is_expected(group));
+    let has_arrived = |of: &ReadState| matches!(of, ReadState::Arrived(_));
+    let others = (0..state.groups.len()).filter(|group| !state.expected.contains(group));
     let last = others.chain(state.expected.iter().rev().copied());
-    let Some(victim) = last.filter(|group| *group != taking).find(|group| has_arrived(*group))
-    else {
-        return Vec::new();
-    };
-    let reads = state.groups[victim].reads.iter_mut();
-    let arrived = reads.filter(|of| matches!(of, ReadState::Arrived(_)));
+    // Reads of the group itself are behind the one that is awaited.
+    let victim = last
+        .filter(|group| *group != taking)
+        .chain([taking])
+        .find(|group| state.groups[*group].reads.iter().any(has_arrived));
+    let Some(victim) = victim else { return Vec::new() };
+    let arrived = state.groups[victim].reads.iter_mut().filter(|of| has_arrived(of));
     arrived.map(|read| std::mem::replace(read, ReadState::Absent)).collect()
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_codec::{CHUNK_BYTES, Codec, Decoder, Weights};
+use forebay_codec::{CHUNK_BYTES, Codec, Compact, Decoder, Weights, decode_compact};
 use forebay_store::{BlockLayout, Extent, FileSet, StoreError};
 
 use crate::coded::{CodedChunk, encode};
@@ -25,8 +25,28 @@ pub struct GroupTensor<'a> {
 pub enum TensorFrom<'a> {
     /// From RAM. The bytes are copied.
     Ram(&'a [u8]),
-    /// From a file of the source with this number. Packs count as if all their blocks were decoded.
-    File(usize, Extent),
+    File(TensorFile),
+}
+
+/// Where a tensor is in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorFile {
+    /// Number of the source.
+    pub source: usize,
+    /// Its bytes. Packs count as if all their blocks were decoded.
+    pub extent: Extent,
+    /// How BF16 weights are in a pack, if they are compact.
+    pub compact: Option<Compact>,
+}
+
+impl TensorFile {
+    /// Returns the bytes of the tensor in a device.
+    fn bytes(&self) -> u64 {
+        match self.compact {
+            Some(of) => self.extent.length / of.bytes() as u64 * of.plain_bytes() as u64,
+            None => self.extent.length,
+        }
+    }
 }
 
 /// Where a tensor is in its group.
@@ -35,8 +55,8 @@ pub struct TensorPlace {
     /// Where it begins in the device, counted from the first byte of the group.
     pub at: u64,
     pub bytes: u64,
-    /// The source and its file where it is, if it comes from one.
-    pub file: Option<(usize, Extent)>,
+    /// Where it is in a file, if it comes from one.
+    pub file: Option<TensorFile>,
 }
 
 /// Files with weights.
@@ -90,6 +110,8 @@ pub struct FileChunk {
     pub bytes: usize,
     /// What its elements are, if they can be coded and are not yet.
     pub weights: Option<Weights>,
+    /// How its BF16 weights are in the file, if they are compact. They are no more once they are in RAM.
+    pub compact: Option<Compact>,
     is_stored: bool,
 }
 
@@ -114,15 +136,15 @@ impl StoredGroup {
             let weights = tensor.weights.filter(|_| codes);
             let (bytes, file) = match tensor.from {
                 TensorFrom::Ram(bytes) => (bytes.len() as u64, None),
-                TensorFrom::File(source, extent) => (extent.length, Some((source, extent))),
+                TensorFrom::File(file) => (file.bytes(), Some(file)),
             };
             places.push(TensorPlace { at: end, bytes, file });
-            if let Some((source, extent)) = file {
-                let files = &sources[source];
+            if let Some(file) = file {
+                let files = &sources[file.source];
                 if bytes < SMALL_BYTES {
-                    small.push((end, read_all(files, extent)?, weights));
+                    small.push((end, read_all(files, &file)?, weights));
                 } else {
-                    chunks[source].extend(files.chunks(extent, end, weights)?);
+                    chunks[file.source].extend(files.chunks(&file, end, weights)?);
                 }
             }
             end += aligned(bytes);
@@ -158,7 +180,7 @@ impl StoredGroup {
     ) -> Result<Vec<u8>, DeviceError> {
         let place = self.tensors[tensor];
         match place.file {
-            Some((source, extent)) => read_all(&sources[source], extent),
+            Some(file) => read_all(&sources[file.source], &file),
             None => decode_tensor(place, &self.held),
         }
     }
@@ -201,21 +223,33 @@ pub fn damaged(error: &dyn std::fmt::Display) -> DeviceError {
     DeviceError::Source(format!("weights are damaged: {error}"))
 }
 
-/// Reads an extent to memory of its own.
-fn read_all(files: &WeightFiles, extent: Extent) -> Result<Vec<u8>, DeviceError> {
-    let mut bytes = vec![0; extent.length as usize];
-    let read: Result<(), StoreError> = files.decoded.read_exact(extent, &mut bytes);
-    read.map(|()| bytes).map_err(|error| DeviceError::of_source(&error))
+/// Reads a tensor to memory of its own.
+fn read_all(files: &WeightFiles, file: &TensorFile) -> Result<Vec<u8>, DeviceError> {
+    let mut bytes = vec![0; file.extent.length as usize];
+    let read: Result<(), StoreError> = files.decoded.read_exact(file.extent, &mut bytes);
+    read.map_err(|error| DeviceError::of_source(&error))?;
+    match file.compact {
+        Some(of) => expanded(of, &bytes),
+        None => Ok(bytes),
+    }
+}
+
+/// Returns compact weights as BF16.
+fn expanded(of: Compact, compact: &[u8]) -> Result<Vec<u8>, DeviceError> {
+    let mut plain = vec![0; compact.len() / of.bytes() * of.plain_bytes()];
+    let decoded = decode_compact(of, compact, &mut plain);
+    decoded.map(|()| plain).map_err(|error| damaged(&error))
 }
 
 impl WeightFiles {
-    /// Returns the chunks of an extent whose first byte goes to `at`.
+    /// Returns the chunks of a tensor whose first byte goes to `at`.
     fn chunks(
         &self,
-        extent: Extent,
+        file: &TensorFile,
         at: u64,
         weights: Option<Weights>,
     ) -> Result<Vec<FileChunk>, DeviceError> {
+        let extent = file.extent;
         let has = self.decoded.file_bytes(extent.file).unwrap_or(0);
         let is_coded = !self.decoded.coded_chunks(extent).is_empty();
         if !is_coded && extent.end() > has {
@@ -234,7 +268,7 @@ impl WeightFiles {
             };
             is_inside && can_decode
         });
-        if is_coded && as_stored {
+        if is_coded && as_stored && file.compact.is_none() {
             let chunk = |chunk: &forebay_format::pack::Chunk| FileChunk {
                 codec: chunk.codec,
                 extent: Extent {
@@ -246,20 +280,28 @@ impl WeightFiles {
                 at: at + chunk.offset - extent.offset,
                 bytes: chunk.bytes as usize,
                 weights: None,
+                compact: None,
                 is_stored: true,
             };
             return Ok(coded.iter().map(chunk).collect());
         }
         let from = if is_coded { extent } else { self.decoded.stored(extent) };
-        let pieces = (0..extent.length).step_by(CHUNK_BYTES).map(|offset| {
-            let length = (extent.length - offset).min(CHUNK_BYTES as u64);
+        // Bytes of a block in the file and in a device.
+        let (block, plain) = match file.compact {
+            Some(of) => (of.bytes() as u64, of.plain_bytes() as u64),
+            None => (1, 1),
+        };
+        let blocks = CHUNK_BYTES as u64 / plain;
+        let pieces = (0..extent.length).step_by((blocks * block) as usize).map(|offset| {
+            let length = (extent.length - offset).min(blocks * block);
             FileChunk {
                 codec: Codec::Raw,
                 extent: Extent { file: extent.file, offset: from.offset + offset, length },
                 padding: 0,
-                at: at + offset,
-                bytes: length as usize,
+                at: at + offset / block * plain,
+                bytes: (length / block * plain) as usize,
                 weights,
+                compact: file.compact,
                 is_stored: !is_coded,
             }
         });
@@ -308,5 +350,18 @@ impl FileRead {
             CodedChunk { codec: chunk.codec, coded, at: chunk.at, bytes: chunk.bytes }
         };
         chunks.map(chunk).collect()
+    }
+
+    /// Makes BF16 of chunks of this read that are compact.
+    ///
+    /// # Errors
+    /// Returns an error if one is damaged.
+    pub fn expand(&self, chunks: &mut [CodedChunk]) -> Result<(), DeviceError> {
+        for (chunk, of) in chunks.iter_mut().zip(&self.chunks) {
+            if let Some(of) = of.compact {
+                chunk.coded = expanded(of, &chunk.coded)?.into();
+            }
+        }
+        Ok(())
     }
 }

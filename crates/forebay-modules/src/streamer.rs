@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 use crate::device::{Device, DeviceError};
 use crate::order::{Root, Unit, UseOrder};
 use crate::plan::{Kept, PlanInput};
+use crate::prediction::{Load, PassInput, PassPrediction, predict};
 use crate::room::{ALIGNMENT, Choice, Group, Room, aligned};
-use crate::source::WeightSource;
+use crate::source::{Outside, WeightSource};
+use crate::timing::Timing;
 
 /// Weights that are in the device together.
 #[derive(Debug, Clone, Copy)]
@@ -90,11 +92,11 @@ struct Shared<D: Device> {
     users: Vec<Vec<Unit>>,
     /// Bytes of device memory.
     bytes: u64,
-    state: Mutex<State<D::Point>>,
+    state: Mutex<State<D>>,
     changed: Condvar,
 }
 
-struct State<P> {
+struct State<D: Device> {
     order: UseOrder,
     /// The groups that stay from pass to pass, apart from those that always stay.
     kept: Kept,
@@ -103,13 +105,18 @@ struct State<P> {
     /// Bytes of the groups that stay.
     fixed_bytes: u64,
     /// The points after which memory of groups that stay may be written.
-    after: Vec<P>,
-    room: Room<P>,
-    groups: Vec<GroupState<P>>,
+    after: Vec<D::Point>,
+    room: Room<D::Point>,
+    groups: Vec<GroupState<D::Point>>,
     /// What a caller waits for. Others wait for their turn, so that no two wait for memory that the other one has.
     demand: Option<Demand>,
     /// Groups whose loads failed, until a caller asks again.
     failed: HashMap<Group, StreamError>,
+    /// Passes of each root that began.
+    begun: Vec<u64>,
+    /// Times of the pass that runs, if it is measured, and of the last measured pass of each root.
+    measuring: Option<Timing<D::Moment>>,
+    measured: Vec<Option<Timing<D::Moment>>>,
     /// Modules in use, for each thread.
     uses: HashMap<ThreadId, usize>,
     /// The error after which nothing is known about the device any more.
@@ -195,6 +202,7 @@ impl<D: Device> Streamer<D> {
         if needed > bytes / ALIGNMENT * ALIGNMENT {
             return Err(StreamError::TooSmall { needed, has: bytes });
         }
+        let predictions_len = predictions.len();
         let state = State {
             order: UseOrder::new(units.len(), predictions),
             kept: Kept::default(),
@@ -204,6 +212,9 @@ impl<D: Device> Streamer<D> {
             room: Room::new(0, Vec::new()),
             groups: groups.iter().map(|_| GroupState::new()).collect(),
             demand: None,
+            begun: vec![0; predictions_len],
+            measuring: None,
+            measured: (0..predictions_len).map(|_| None).collect(),
             failed: HashMap::new(),
             uses: HashMap::new(),
             lost: None,
@@ -222,13 +233,23 @@ impl<D: Device> Streamer<D> {
 
     /// Notes that a pass of this root begins.
     pub fn begin(&self, root: Root) {
-        lock(&self.shared.state).order.begin(root);
+        let mut state = lock(&self.shared.state);
+        state.order.begin(root);
+        state.begun[root] += 1;
+        // The first pass waits for all weights, and often for libraries that begin.
+        let is_measured = state.begun[root] > 1 && state.begun[root].is_power_of_two();
+        state.measuring = is_measured.then(Timing::new);
+        drop(state);
         self.shared.changed.notify_all();
     }
 
     /// Notes that a pass has ended as a whole. A pass that fails does not end.
     pub fn end(&self) {
         let mut state = lock(&self.shared.state);
+        let root = state.order.running().map(|(root, _)| root);
+        if let (Some(root), Some(timing)) = (root, state.measuring.take()) {
+            state.measured[root] = Some(timing);
+        }
         state.order.end();
         state.statistics.passes += 1;
         self.shared.plan(&mut state);
@@ -268,6 +289,23 @@ impl<D: Device> Streamer<D> {
     pub fn statistics(&self) -> StreamStatistics {
         let state = lock(&self.shared.state);
         StreamStatistics { deviations: state.order.deviations(), ..state.statistics }
+    }
+
+    /// Predicts a pass of this root that is like the last one, if there were so many more bytes of memory in the device, and of RAM. Returns
+    /// `None` until a pass was measured, which is the second one.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    ///
+    /// # Panics
+    /// Panics if there is no such root.
+    pub fn predict(
+        &self,
+        root: Root,
+        more: u64,
+        more_ram: u64,
+    ) -> Result<Option<PassPrediction>, StreamError> {
+        self.shared.predict(root, more, more_ram)
     }
 
     /// Stops, and waits until the device no longer uses the memory. Later uses fail.
@@ -312,27 +350,13 @@ impl<P> GroupState<P> {
 
 impl<D: Device> Shared<D> {
     /// Chooses the groups that stay, if others than now would save clearly more loads.
-    fn plan(&self, state: &mut State<D::Point>) {
+    fn plan(&self, state: &mut State<D>) {
         let always = || (0..self.groups.len()).filter(|group| self.groups[*group].stays);
         let size = |group: &Group| aligned(self.groups[*group].bytes);
         let sizes: Vec<u64> = self.groups.iter().map(|of| of.bytes).collect();
-        let (mut uses, mut order) = (vec![0; self.groups.len()], Vec::new());
-        for (unit, count) in state.order.uses() {
-            for group in self.units[unit].iter().filter(|group| !self.groups[**group].stays) {
-                if uses[*group] == 0 {
-                    order.push(*group);
-                }
-                uses[*group] += count;
-            }
-        }
-        let come = |unit: &Vec<Group>| {
-            unit.iter().copied().filter(|group| !self.groups[*group].stays).collect::<Vec<_>>()
-        };
-        let units: Vec<Vec<Group>> = self.units.iter().map(come).collect();
-        let room =
-            self.bytes / ALIGNMENT * ALIGNMENT - always().map(|group| size(&group)).sum::<u64>();
-        let (bytes, uses) = (&sizes[..], &uses[..]);
-        let kept = Kept::choose(&PlanInput { bytes, uses, order: &order, units: &units, room });
+        let sizes = &sizes[..];
+        let (kept, uses, order) = self.choose(state, sizes, 0);
+        let (bytes, uses) = (sizes, &uses[..]);
         let is_first = state.fixed_bytes == 0 && state.room.bytes() == 0;
         let tell = |kept: &Kept| {
             let comes: Vec<Group> =
@@ -365,6 +389,74 @@ impl<D: Device> Shared<D> {
         state.failed.clear();
     }
 
+    /// Chooses the groups that stay beside those that always do, if the memory has so many more bytes. Returns how often each group is used,
+    /// and the groups in the order of their first use, too.
+    fn choose(&self, state: &State<D>, bytes: &[u64], more: u64) -> (Kept, Vec<u64>, Vec<Group>) {
+        let (mut uses, mut order) = (vec![0; self.groups.len()], Vec::new());
+        for (unit, count) in state.order.uses() {
+            for group in self.units[unit].iter().filter(|group| !self.groups[**group].stays) {
+                if uses[*group] == 0 {
+                    order.push(*group);
+                }
+                uses[*group] += count;
+            }
+        }
+        let come = |unit: &Vec<Group>| {
+            unit.iter().copied().filter(|group| !self.groups[*group].stays).collect::<Vec<_>>()
+        };
+        let units: Vec<Vec<Group>> = self.units.iter().map(come).collect();
+        let always = self.groups.iter().filter(|of| of.stays).map(|of| aligned(of.bytes));
+        let room = (self.bytes + more) / ALIGNMENT * ALIGNMENT - always.sum::<u64>();
+        let input = PlanInput { bytes, uses: &uses, order: &order, units: &units, room };
+        (Kept::choose(&input), uses, order)
+    }
+
+    fn predict(
+        &self,
+        root: Root,
+        more: u64,
+        more_ram: u64,
+    ) -> Result<Option<PassPrediction>, StreamError> {
+        let state = lock(&self.state);
+        let Some(timing) = &state.measured[root] else { return Ok(None) };
+        let timed = timing.resolve(&*self.device)?;
+        let expected = state.order.expected(root).iter().copied();
+        if !timed.iter().map(|(unit, _)| *unit).eq(expected) {
+            return Ok(None);
+        }
+        let bytes: Vec<u64> = self.groups.iter().map(|of| of.bytes).collect();
+        let kept = match more {
+            0 => state.kept.clone(),
+            more => self.choose(&state, &bytes, more).0,
+        };
+        let mut is_kept: Vec<bool> = self.groups.iter().map(|of| of.stays).collect();
+        kept.groups.iter().for_each(|group| is_kept[*group] = true);
+        let stays = is_kept.iter().zip(&bytes).filter(|(is_kept, _)| **is_kept);
+        let stays = stays.map(|(_, bytes)| aligned(*bytes)).sum();
+        let groups: Vec<Group> = (0..self.groups.len()).collect();
+        let rate = self.device.bytes_per_second();
+        let read_rate = self.source.read_bytes_per_second();
+        let seconds = |bytes: u64, rate: Option<f64>| rate.map_or(0.0, |rate| bytes as f64 / rate);
+        let load = |of: Outside| Load {
+            seconds: seconds(of.bytes, rate),
+            read_seconds: seconds(of.read_bytes, read_rate),
+            read_bytes: of.read_bytes,
+        };
+        let outside = self.source.outside(&groups, more_ram);
+        let loads: Vec<Load> = outside.into_iter().map(load).collect();
+        let sizes: Vec<u64> = bytes.iter().map(|bytes| aligned(*bytes)).collect();
+        let uses: Vec<(&[Group], f64)> =
+            timed.iter().map(|(unit, seconds)| (&self.units[*unit][..], *seconds)).collect();
+        Ok(Some(predict(&PassInput {
+            uses: &uses,
+            bytes: &sizes,
+            kept: &is_kept,
+            room: (self.bytes + more).saturating_sub(stays),
+            loads: &loads,
+            buffer_bytes: self.source.buffer_bytes(),
+        })))
+    }
+
     fn acquire(
         &self,
         unit: Unit,
@@ -372,12 +464,16 @@ impl<D: Device> Shared<D> {
         waits: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<u64>, StreamError> {
         let groups = &self.units[unit];
-        let begin = |state: &mut State<D::Point>| {
+        let begin = |state: &mut State<D>| {
             state.order.note(unit);
             groups.iter().for_each(|group| state.groups[*group].in_use += 1);
             self.changed.notify_all();
         };
         let mut state = lock(&self.state);
+        let arrives = match state.measuring {
+            Some(_) => Some(self.device.moment(queue)?),
+            None => None,
+        };
         if self.are_there(&state, unit)? {
             begin(&mut state);
         } else {
@@ -405,6 +501,12 @@ impl<D: Device> Shared<D> {
         let places = waits.collect::<Result<Vec<u64>, DeviceError>>();
         match places {
             Ok(places) => {
+                if let (Some(timing), Some(arrives)) = (&mut state.measuring, arrives) {
+                    // An error of the device shows where the module is used.
+                    if let Ok(ready) = self.device.moment(queue) {
+                        timing.add(unit, arrives, ready);
+                    }
+                }
                 *state.uses.entry(thread::current().id()).or_default() += 1;
                 Ok(places)
             }
@@ -416,13 +518,13 @@ impl<D: Device> Shared<D> {
     }
 
     /// Lets the groups of a module leave again that is not used after all.
-    fn give_up(&self, state: &mut State<D::Point>, unit: Unit) {
+    fn give_up(&self, state: &mut State<D>, unit: Unit) {
         self.units[unit].iter().for_each(|group| state.groups[*group].in_use -= 1);
         self.changed.notify_all();
     }
 
     /// Returns true if the loads of all groups of a module are queued.
-    fn are_there(&self, state: &State<D::Point>, unit: Unit) -> Result<bool, StreamError> {
+    fn are_there(&self, state: &State<D>, unit: Unit) -> Result<bool, StreamError> {
         if let Some(lost) = &state.lost {
             return Err(lost.clone().into());
         }
@@ -435,10 +537,10 @@ impl<D: Device> Shared<D> {
     /// Waits until the loads of all groups of a module are queued. The caller has noted that it uses them.
     fn demand<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State<D::Point>>,
+        mut state: MutexGuard<'a, State<D>>,
         unit: Unit,
         waits: &mut dyn FnMut() -> bool,
-    ) -> (MutexGuard<'a, State<D::Point>>, Result<(), StreamError>) {
+    ) -> (MutexGuard<'a, State<D>>, Result<(), StreamError>) {
         let groups = &self.units[unit];
         groups.iter().for_each(|group| drop(state.failed.remove(group)));
         let absent = |group: &Group| state.groups[*group].is_absent();
@@ -470,9 +572,9 @@ impl<D: Device> Shared<D> {
     /// Waits for a change. Returns false if the caller does not wait any longer.
     fn wait<'a>(
         &'a self,
-        state: MutexGuard<'a, State<D::Point>>,
+        state: MutexGuard<'a, State<D>>,
         waits: &mut dyn FnMut() -> bool,
-    ) -> (MutexGuard<'a, State<D::Point>>, bool) {
+    ) -> (MutexGuard<'a, State<D>>, bool) {
         let waited = self.changed.wait_timeout(state, ASKS_AFTER);
         let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if !timeout.timed_out() {
@@ -498,6 +600,11 @@ impl<D: Device> Shared<D> {
                 of.ends.push(point.clone());
             }
         }
+        if let Some(timing) = &mut state.measuring
+            && let Ok(end) = self.device.moment(queue)
+        {
+            timing.end(end);
+        }
         if let Some(uses) = state.uses.get_mut(&thread::current().id()) {
             *uses = uses.saturating_sub(1);
         }
@@ -521,7 +628,7 @@ impl<D: Device> Shared<D> {
     }
 
     /// Tells the source of weights which groups come next, as far as is known.
-    fn expect(&self, state: &State<D::Point>) {
+    fn expect(&self, state: &State<D>) {
         let most = self.source.expects_max();
         if most == 0 {
             return;
@@ -542,7 +649,7 @@ impl<D: Device> Shared<D> {
     }
 
     /// Returns the group that comes next, and the ranges in whose place. Groups that stay have their own.
-    fn next(&self, state: &State<D::Point>) -> Option<(Group, Option<Choice>)> {
+    fn next(&self, state: &State<D>) -> Option<(Group, Option<Choice>)> {
         let is_wanted =
             |group: &Group| state.groups[*group].is_absent() && !state.failed.contains_key(group);
         let next_use = |group: Group| {
@@ -578,7 +685,7 @@ impl<D: Device> Shared<D> {
 
     /// Makes room for what a caller waits for, if there is none and no other caller will free any: what may leave is then between
     /// what is used. Fails what is asked for if there still is none. Returns true if something has changed.
-    fn make_room(&self, state: &mut State<D::Point>) -> bool {
+    fn make_room(&self, state: &mut State<D>) -> bool {
         let State { demand: Some(demand), uses, groups, room, failed, fixed, .. } = state else {
             return false;
         };
@@ -614,10 +721,10 @@ impl<D: Device> Shared<D> {
     /// Queues a load, without the lock.
     fn load<'a>(
         &'a self,
-        mut guard: MutexGuard<'a, State<D::Point>>,
+        mut guard: MutexGuard<'a, State<D>>,
         group: Group,
         choice: Option<Choice>,
-    ) -> MutexGuard<'a, State<D::Point>> {
+    ) -> MutexGuard<'a, State<D>> {
         let State { room, groups, demand, fixed, fixed_bytes, after, .. } = &mut *guard;
         let bytes = self.groups[group].bytes;
         room.forget(|point| self.device.is_reached(point));

@@ -11,7 +11,7 @@ use crate::coded::{CodedChunk, encode};
 use crate::device::DeviceError;
 use crate::reading::{self, Reader};
 use crate::room::Group;
-use crate::source::WeightSource;
+use crate::source::{Outside, WeightSource};
 use crate::stored::{
     GroupTensor, StoredGroup, TensorFrom, TensorPlace, WeightFiles, damaged, decode_tensor,
 };
@@ -230,25 +230,6 @@ impl ModuleWeights {
         self.shared.groups[group].bytes
     }
 
-    /// Returns the bytes of a group outside of the device, and how many of them are read from files each time.
-    ///
-    /// # Panics
-    /// Panics if there is no such group.
-    pub fn outside(&self, group: Group) -> (u64, u64) {
-        let of = &self.shared.groups[group];
-        let state = self.shared.lock();
-        if let Some(chunks) = &state.groups[group].changed {
-            return (bytes_of(chunks), 0);
-        }
-        match &state.groups[group].resident {
-            Some(chunks) => (of.held_bytes() + bytes_of(chunks), 0),
-            None if state.groups[group].stays => {
-                (of.held_bytes() + state.expected_bytes(of, self.shared.options.codes), 0)
-            }
-            None => (of.held_bytes() + of.read_bytes(), of.read_bytes()),
-        }
-    }
-
     /// Returns the bytes of one tensor.
     ///
     /// # Errors
@@ -428,6 +409,46 @@ impl WeightSource<Arriving> for ModuleWeights {
         state.resident_bytes -= left.iter().map(|chunks| bytes_of(chunks)).sum::<u64>();
     }
 
+    fn outside(&self, groups: &[Group], more_ram: u64) -> Vec<Outside> {
+        let state = self.shared.lock();
+        let codes = self.shared.options.codes;
+        let sizes: Vec<(Group, u64)> = state
+            .planned
+            .iter()
+            .map(|group| {
+                let size = match &state.groups[*group].resident {
+                    Some(chunks) => bytes_of(chunks),
+                    None => state.expected_bytes(&self.shared.groups[*group], codes),
+                };
+                (*group, size)
+            })
+            .collect();
+        let chosen = spread(&sizes, state.room.saturating_add(more_ram));
+        let outside = |group: &Group| {
+            let (of, its) = (&self.shared.groups[*group], &state.groups[*group]);
+            if let Some(changed) = &its.changed {
+                return Outside { bytes: bytes_of(changed), read_bytes: 0 };
+            }
+            let read_bytes = of.read_bytes();
+            let from_files = match (&its.resident, chosen.contains(group)) {
+                (Some(chunks), _) => (bytes_of(chunks), 0),
+                (None, true) => (state.expected_bytes(of, codes), 0),
+                (None, false) => (read_bytes, read_bytes),
+            };
+            Outside { bytes: of.held_bytes() + from_files.0, read_bytes: from_files.1 }
+        };
+        groups.iter().map(outside).collect()
+    }
+
+    fn read_bytes_per_second(&self) -> Option<f64> {
+        let io = self.shared.lock().io;
+        (io.busy_seconds > 0.0).then(|| io.bytes_read as f64 / io.busy_seconds)
+    }
+
+    fn buffer_bytes(&self) -> u64 {
+        self.buffer_bytes
+    }
+
     fn close(&self) {
         self.shared.lock().closes = true;
         self.shared.bell.ring();
@@ -517,6 +538,8 @@ impl Arriving {
             state = self.shared.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
         };
         drop(state);
+        let mut chunks = chunks;
+        self.shared.groups[self.group].reads[self.next].expand(&mut chunks)?;
         let chunks = match self.kept.is_some() {
             true => self.keep(chunks)?,
             false => chunks,

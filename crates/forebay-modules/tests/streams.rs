@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use forebay_modules::{
-    ALIGNMENT, Device, DeviceError, GroupOptions, StreamError, StreamStatistics, Streamer,
+    ALIGNMENT, Device, DeviceError, GroupOptions, Outside, StreamError, StreamStatistics, Streamer,
     StreamerOptions, WeightSource, aligned,
 };
 
@@ -132,12 +132,17 @@ impl WeightSource<Weights> for Sizes {
     fn take(&self, group: usize) -> Result<Weights, DeviceError> {
         Ok(Weights { bytes: self.0[group], byte: group as u8 + 1 })
     }
+
+    fn outside(&self, groups: &[usize], _: u64) -> Vec<Outside> {
+        groups.iter().map(|group| Outside { bytes: self.0[*group], read_bytes: 0 }).collect()
+    }
 }
 
 impl Device for Simulated {
     type Weights = Weights;
     type Queue = Queue;
     type Point = Point;
+    type Moment = ();
 
     fn load(
         &self,
@@ -172,6 +177,18 @@ impl Device for Simulated {
         } else {
             Ok(state.end_of(queue))
         }
+    }
+
+    fn moment(&self, _: Queue) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn seconds_between(&self, (): &(), (): &()) -> Result<f64, DeviceError> {
+        Ok(0.25)
+    }
+
+    fn bytes_per_second(&self) -> Option<f64> {
+        Some(ALIGNMENT as f64)
     }
 
     fn is_reached(&self, point: &Point) -> bool {
@@ -398,6 +415,34 @@ fn what_fits_is_loaded_once() {
     assert_eq!(each[0].loads + each[1].loads, 40);
     assert!(each[2..].iter().all(|of| of.loads == 0));
     assert_eq!(each[0].loaded_bytes + each[1].loaded_bytes, 40 * (3 * ALIGNMENT - 5));
+}
+
+#[test]
+fn passes_are_predicted_from_their_work_and_their_loads() {
+    let modules = Modules::equal(40, ALIGNMENT);
+    let device = Simulated::new(1, 20 * ALIGNMENT, 2, None);
+    let stream = modules.stream(&device, 20 * ALIGNMENT, 1).unwrap();
+    let pass = |units: &mut dyn Iterator<Item = usize>| {
+        stream.begin(0);
+        units.for_each(|unit| modules.use_unit(&stream, &device, unit, 1).unwrap());
+        stream.end();
+    };
+    pass(&mut (0..40));
+    assert_eq!(stream.predict(0, 0, 0).unwrap(), None, "the first pass is not measured");
+    pass(&mut (0..40));
+    // A use takes a quarter of a second, and a load one; 17 of the 40 groups stay.
+    let found = stream.predict(0, 0, 0).unwrap().unwrap();
+    assert_eq!((found.compute_seconds, found.load_seconds), (10.0, 23.0));
+    assert!((23.0..24.0).contains(&found.seconds), "{found:?}");
+    let more = stream.predict(0, 10 * ALIGNMENT, 0).unwrap().unwrap();
+    assert_eq!(more.load_seconds, 13.0);
+    let all = stream.predict(0, 30 * ALIGNMENT, 0).unwrap().unwrap();
+    assert_eq!((all.seconds, all.load_seconds), (10.0, 0.0));
+    // A pass in another order, which is not measured.
+    pass(&mut (0..40).rev());
+    assert_eq!(stream.predict(0, 0, 0).unwrap(), None);
+    drop(stream);
+    device.finish();
 }
 
 #[test]

@@ -11,7 +11,7 @@ use forebay_format::{FileIndex, StoredType, TensorType};
 use forebay_modules::{CudaDevice, CudaOptions};
 use forebay_modules::{
     DeviceError, GroupOptions, GroupTensor, HostDevice, ModuleWeights, StreamError, Streamer,
-    StreamerOptions, TensorFrom, WeightOptions, WeightsBuilder,
+    StreamerOptions, TensorFile, TensorFrom, WeightOptions, WeightsBuilder,
 };
 use forebay_store::{Extent, FileSet};
 use pyo3::buffer::PyBuffer;
@@ -40,7 +40,7 @@ enum Origin {
 
 /// The same, with a copy of the memory.
 enum Copied {
-    File(usize, Extent),
+    File(TensorFile),
     Memory(Vec<u8>),
 }
 
@@ -51,6 +51,9 @@ fn weights_of(dtype: &str) -> Option<Weights> {
         "float16" => Float::F16,
         "float8_e4m3fn" => Float::F8E4M3,
         "float8_e5m2" => Float::F8E5M2,
+        compact if TensorType::from_name(compact).and_then(TensorType::compact).is_some() => {
+            Float::Bf16
+        }
         _ => return None,
     };
     Some(Weights::Plain(float))
@@ -109,14 +112,16 @@ impl CodedModules {
         Ok(builder.add_source(files))
     }
 
-    /// Adds tensors that are used together: where they come from, and PyTorch's names of their types. Returns the number of the group and
+    /// Adds tensors that are used together: where they come from, and PyTorch's names of their types, or ours of compact ones in files. Returns the number of the group and
     /// where each tensor begins in it, in bytes.
     fn add(&self, py: Python<'_>, tensors: Vec<(Origin, String)>) -> PyResult<(usize, Vec<u64>)> {
         let copies = tensors.iter().map(|(origin, dtype)| {
             let from = match origin {
                 Origin::File((source, file, offset, length)) => {
                     let file = FileIndex(*file);
-                    Copied::File(*source, Extent { file, offset: *offset, length: *length })
+                    let extent = Extent { file, offset: *offset, length: *length };
+                    let compact = TensorType::from_name(dtype).and_then(TensorType::compact);
+                    Copied::File(TensorFile { source: *source, extent, compact })
                 }
                 Origin::Memory(buffer) => Copied::Memory(buffer.to_vec(py)?),
             };
@@ -129,7 +134,7 @@ impl CodedModules {
                 .iter()
                 .map(|(from, weights)| {
                     let from = match from {
-                        Copied::File(source, extent) => TensorFrom::File(*source, *extent),
+                        Copied::File(file) => TensorFrom::File(*file),
                         Copied::Memory(bytes) => TensorFrom::Ram(bytes),
                     };
                     GroupTensor { from, weights: *weights }
@@ -329,6 +334,24 @@ impl ModuleStream {
         all.set_item("late_loads", of.late_loads)?;
         all.set_item("waited_seconds", of.waited.as_secs_f64())?;
         Ok(all)
+    }
+
+    /// Predicts a pass of this root with so many more bytes of memory in the device and of RAM: seconds of the pass, of its work, of its loads
+    /// and of its reads. None until a pass was measured.
+    fn predict(
+        &self,
+        py: Python<'_>,
+        root: usize,
+        more: u64,
+        more_ram: u64,
+    ) -> PyResult<Option<(f64, f64, f64, f64)>> {
+        let found = py.detach(|| {
+            #[cfg(feature = "cuda")]
+            let _context = CallersContext::remember();
+            with_stream!(self.0, stream => stream.predict(root, more, more_ram))
+        });
+        let found = found.map_err(|error| of_stream(py, &error))?;
+        Ok(found.map(|of| (of.seconds, of.compute_seconds, of.load_seconds, of.read_seconds)))
     }
 
     /// Stops, and waits until the device no longer uses the memory.

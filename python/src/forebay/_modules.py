@@ -18,6 +18,8 @@ from ._mapped import file_of
 torch = require("torch")
 
 _GIB = 1 << 30
+# Types of packs whose elements are BF16.
+_COMPACT = ("BF16_C256", "BF16_C2048")
 # Pinned memory: at most this, and at most this share of the weights.
 _PINNED_MAX, _PINNED_SHARE = _GIB, 0.1
 
@@ -49,6 +51,27 @@ class ModuleStatistics(NamedTuple):
     """Bytes that were read from them since the stream began."""
 
 
+class PassPlan(NamedTuple):
+    """What a pass is expected to take, from the times and rates of earlier ones."""
+
+    call: str
+    """The class of the module and its method, such as "FluxTransformer2DModel.forward"."""
+    seconds: float
+    """Time of a pass."""
+    compute_seconds: float
+    """Time that the module itself needs, if all weights are there."""
+    load_seconds: float
+    """Time in which the weights that do not stay come from RAM into the device."""
+    read_seconds: float
+    """Time in which the weights that are not in RAM are read."""
+    limit: str
+    """What takes longest: "compute", "bus" or "disk"."""
+    seconds_with_more_vram: float
+    """Time of a pass with 1 GiB more of `vram`."""
+    seconds_with_more_ram: float
+    """Time of a pass with 1 GiB more of `ram`."""
+
+
 class _Unit:
     """A module with weights of its own."""
 
@@ -77,6 +100,8 @@ class ModuleStream:
         self._buffers: list[tuple[Any, str, Any]] = []
         self._hooks: list[Any] = []
         self._calls: list[tuple[Any, str, Any]] = []
+        # Modules and the methods whose calls are passes.
+        self._passes: list[tuple[Any, str]] = []
         self._pool: Any = None
         self._last: ModuleStatistics | None = None
         self._native: Any = None
@@ -84,6 +109,8 @@ class ModuleStream:
         # Files with weights, and where those of parameters are.
         self._tables: list[_native.Table] = []
         self._places: dict[int, tuple[int, int, int, int]] = {}
+        # The types of those whose elements the file has in another form.
+        self._kinds: dict[int, str] = {}
 
     def _begin(self, sources: list[Any], vram: int, ram: int | None, pinned: int | None) -> None:
         for module, source in zip(self._modules, sources, strict=True):
@@ -117,7 +144,9 @@ class ModuleStream:
                 continue
             missing.pop(id(parameter), None)
             kind, _, shape, nbytes = table.facts(name)
-            dtype = torch_dtype(name, kind)
+            is_compact = kind in _COMPACT
+            dtype = torch.bfloat16 if is_compact else torch_dtype(name, kind)
+            shape = table.facts(name)[1] if is_compact else shape
             if (dtype, tuple(shape)) != (parameter.dtype, tuple(parameter.shape)):
                 raise OptionError(
                     f"weight {name} is {parameter.dtype} of shape {tuple(parameter.shape)}, but {dtype} of shape {tuple(shape)} in "
@@ -127,6 +156,8 @@ class ModuleStream:
                 raise OptionError(f"weight {name} is not contiguous, as those of files are")
             file, offset, _ = table.place(name)
             self._places[id(parameter)] = (source, file, offset, nbytes)
+            if is_compact:
+                self._kinds[id(parameter)] = kind
         missing = {key: name for key, name in missing.items() if key not in self._places}
         if missing:
             first = sorted(missing.values())[:3]
@@ -213,7 +244,8 @@ class ModuleStream:
             else:
                 # It takes no RAM.
                 weight.original = parameter
-            origins.append((origin, str(weight.dtype).rpartition(".")[2]))
+            kind = self._kinds.get(id(parameter)) or str(weight.dtype).rpartition(".")[2]
+            origins.append((origin, kind))
         group, places = self._coded.add(origins)
         for index, ((weight, _), at) in enumerate(zip(together, places, strict=True)):
             weight.group, weight.index, weight.at = group, index, at
@@ -225,7 +257,7 @@ class ModuleStream:
         # Weights that are used outside of their modules are units of their own.
         units = [unit.groups for unit in self._units] + [[group] for group in range(groups)]
         inside = {id(unit.module): unit.number for unit in self._units}
-        passes = [(root, name) for root in self._modules for name in _passes_of(root)]
+        self._passes = passes = [(root, name) for root in self._modules for name in _passes_of(root)]
         orders = [[inside[id(it)] for it in root.modules() if id(it) in inside] for root, _ in passes]
         for root in self._modules:
             for module in root.modules():
@@ -411,6 +443,22 @@ class ModuleStream:
         if self._last is not None:
             return self._last
         return ModuleStatistics(**self._native.statistics(), **self._coded.statistics())
+
+    def plan(self) -> list[PassPlan]:
+        """Return what passes of each module are expected to take, for those that were called at least twice."""
+        if self._closed:
+            raise Error("the stream of the module's weights is closed")
+        plans = []
+        for root, (module, name) in enumerate(self._passes):
+            found = self._native.predict(root, 0, 0)
+            if found is None:
+                continue
+            seconds, *parts = found
+            limit = ("compute", "bus", "disk")[parts.index(max(parts))]
+            more = [self._native.predict(root, *extra) for extra in ((_GIB, 0), (0, _GIB))]
+            with_more = [seconds if it is None else it[0] for it in more]
+            plans.append(PassPlan(f"{type(module).__name__}.{name}", seconds, *parts, limit, *with_more))
+        return plans
 
     def close(self) -> None:
         """Give the modules their weights back, in RAM, as ordinary parameters. Needs RAM for all of them, but for those of mapped files."""

@@ -9,12 +9,12 @@ from ._convert import _TORCH, memory_of, require
 from ._errors import OptionError, SharedMemoryError
 from ._load import Path, load
 
-__all__ = ["ModuleStatistics", "ModuleStream", "load_file", "save_file", "stream"]
+__all__ = ["ModuleStatistics", "ModuleStream", "PassPlan", "load_file", "save_file", "stream"]
 
 
 def __getattr__(name: str) -> Any:
     # These need PyTorch when they are defined.
-    if name in ("ModuleStatistics", "ModuleStream", "stream"):
+    if name in ("ModuleStatistics", "ModuleStream", "PassPlan", "stream"):
         from . import _modules
 
         return getattr(_modules, name)

@@ -1,0 +1,166 @@
+//! How long a pass takes, by a simulation of its loads and uses.
+
+use crate::room::Group;
+
+/// What a pass is predicted from.
+pub struct PassInput<'a> {
+    /// The groups that each use of a module needs, in the order of a pass, and seconds from the moment at which they are there to the next
+    /// use.
+    pub uses: &'a [(&'a [Group], f64)],
+    /// Bytes of each group in the device.
+    pub bytes: &'a [u64],
+    /// True for groups that stay in the device.
+    pub kept: &'a [bool],
+    /// Bytes of device memory for the others.
+    pub room: u64,
+    /// Seconds in which each group comes into the device once it is in RAM, and in which it is read before.
+    pub loads: &'a [Load],
+    /// Bytes that are read ahead at most.
+    pub buffer_bytes: u64,
+}
+
+/// The cost of bringing a group.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Load {
+    pub seconds: f64,
+    pub read_seconds: f64,
+    pub read_bytes: u64,
+}
+
+/// A predicted pass.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct PassPrediction {
+    pub seconds: f64,
+    /// Seconds that the work itself takes.
+    pub compute_seconds: f64,
+    /// Seconds in which all loads of a pass come into the device, and in which they are read.
+    pub load_seconds: f64,
+    pub read_seconds: f64,
+}
+
+/// Passes that are simulated. The last one counts, because the first ones begin with nothing in the device.
+const PASSES: usize = 4;
+
+/// A load that is under way, or whose memory is in use.
+struct Coming {
+    bytes: u64,
+    read_bytes: u64,
+    loaded: f64,
+    /// When its memory is free again.
+    free: f64,
+}
+
+/// Simulates passes one after the other. Loads come in the order of their uses, each as soon as there is memory that earlier ones have left.
+pub fn predict(input: &PassInput<'_>) -> PassPrediction {
+    let mut result = PassPrediction::default();
+    // The end of the last read, of the last load, and of the last use.
+    let (mut read, mut loaded, mut now) = (0.0_f64, 0.0_f64, 0.0_f64);
+    let mut all: Vec<Coming> = Vec::new();
+    // The first loads whose memory, or buffer, is not yet counted as free.
+    let (mut oldest, mut live) = (0, 0);
+    let (mut oldest_read, mut live_read) = (0, 0);
+    for _ in 0..PASSES {
+        let began = now;
+        result = PassPrediction::default();
+        for (groups, compute) in input.uses {
+            let first = all.len();
+            let mut ready = now;
+            for group in groups.iter().copied().filter(|group| !input.kept[*group]) {
+                let Load { seconds, read_seconds, read_bytes } = input.loads[group];
+                let mut may_read = 0.0_f64;
+                live_read += read_bytes;
+                while live_read > input.buffer_bytes && oldest_read < all.len() {
+                    may_read = may_read.max(all[oldest_read].loaded);
+                    live_read -= all[oldest_read].read_bytes;
+                    oldest_read += 1;
+                }
+                if read_bytes > 0 {
+                    read = read.max(may_read) + read_seconds;
+                }
+                let mut may_load = if read_bytes > 0 { read } else { 0.0 };
+                live += input.bytes[group];
+                // Memory of the same use is not free before it.
+                while live > input.room && oldest < first {
+                    may_load = may_load.max(all[oldest].free);
+                    live -= all[oldest].bytes;
+                    oldest += 1;
+                }
+                loaded = loaded.max(may_load) + seconds;
+                ready = ready.max(loaded);
+                let bytes = input.bytes[group];
+                all.push(Coming { bytes, read_bytes, loaded, free: f64::INFINITY });
+                result.load_seconds += seconds;
+                result.read_seconds += read_seconds;
+            }
+            now = ready + compute;
+            result.compute_seconds += compute;
+            all[first..].iter_mut().for_each(|coming| coming.free = now);
+        }
+        result.seconds = now - began;
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn predicted(
+        count: usize,
+        kept: &[Group],
+        room: u64,
+        compute: f64,
+        load: Load,
+    ) -> PassPrediction {
+        let groups: Vec<Group> = (0..count).collect();
+        let uses: Vec<(&[Group], f64)> = groups.chunks(1).map(|of| (of, compute)).collect();
+        let is_kept: Vec<bool> = groups.iter().map(|group| kept.contains(group)).collect();
+        let (bytes, loads) = (vec![10; count], vec![load; count]);
+        let kept = &is_kept[..];
+        let input =
+            PassInput { uses: &uses, bytes: &bytes, kept, room, loads: &loads, buffer_bytes: 30 };
+        predict(&input)
+    }
+
+    fn near(found: f64, expected: f64) -> bool {
+        (found - expected).abs() < 1e-9 * expected.abs().max(1.0)
+    }
+
+    #[test]
+    fn a_pass_takes_as_long_as_what_limits_it() {
+        let load = |seconds, read_seconds| Load {
+            seconds,
+            read_seconds,
+            read_bytes: if read_seconds > 0.0 { 10 } else { 0 },
+        };
+        // The work takes longer than the loads, which come meanwhile.
+        assert!(near(predicted(8, &[], 30, 1.0, load(0.5, 0.0)).seconds, 8.0));
+        // The loads take longer; two in three groups come.
+        assert!(near(predicted(9, &[0, 3, 6], 30, 1.0, load(3.0, 0.0)).seconds, 18.0));
+        // The disk takes longest.
+        let found = predicted(8, &[], 30, 1.0, load(0.5, 2.0));
+        assert!(near(found.seconds, 16.0) && near(found.read_seconds, 16.0), "{found:?}");
+        // All stay.
+        assert!(near(predicted(3, &[0, 1, 2], 0, 1.0, load(9.0, 0.0)).seconds, 3.0));
+        // With memory for one group, loads and work alternate.
+        let found = predicted(8, &[], 10, 1.0, load(0.5, 0.0));
+        assert!(near(found.seconds, 12.0) && near(found.compute_seconds, 8.0), "{found:?}");
+    }
+
+    #[test]
+    fn more_room_is_never_slower() {
+        let mut random = fastrand::Rng::with_seed(5);
+        for _ in 0..100 {
+            let count = random.usize(1..12);
+            let load = Load { seconds: random.f64(), read_seconds: 0.0, read_bytes: 0 };
+            let compute = random.f64();
+            let mut before = f64::INFINITY;
+            for room in 1..count as u64 + 1 {
+                let found = predicted(count, &[], room * 10, compute, load);
+                assert!(found.seconds <= before + 1e-9);
+                assert!(found.seconds + 1e-9 >= found.compute_seconds.max(found.load_seconds));
+                before = found.seconds;
+            }
+        }
+    }
+}
