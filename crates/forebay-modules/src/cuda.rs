@@ -12,7 +12,7 @@ use forebay_cuda::{
     InFlight, Pinned, StreamMoment, StreamPoint,
 };
 use forebay_format::TensorType;
-use forebay_store::{Arena, SlotBuffer};
+use forebay_store::{Arena, SlotBuffer, copy_past_cache};
 
 use crate::coded::CodedChunk;
 use crate::device::{Device, DeviceError};
@@ -185,7 +185,7 @@ impl CudaDevice {
         let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).pop();
         self.pool.run(&|_| {
             while let Some((to, from)) = next() {
-                to.copy_from_slice(from);
+                copy_past_cache(to, from);
             }
         });
     }

@@ -9,7 +9,7 @@ pub trait Device: Send + Sync + 'static {
     /// Weights of a group outside the device, coded or plain. They may be on their way from a disk.
     type Weights;
     /// A queue of the caller, such as a stream of the library that computes.
-    type Queue: Copy + Send + fmt::Debug;
+    type Queue: Copy + PartialEq + Send + fmt::Debug;
     /// A point in a queue. It is reached when all work before it is done.
     type Point: Clone + Send + 'static;
     /// A moment in a queue whose time can be compared with that of others.

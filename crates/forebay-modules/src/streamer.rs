@@ -93,7 +93,10 @@ struct Shared<D: Device> {
     /// Bytes of device memory.
     bytes: u64,
     state: Mutex<State<D>>,
+    /// Notified when weights have come, or do not come.
     changed: Condvar,
+    /// Notified when the loader may have work.
+    work: Condvar,
 }
 
 struct State<D: Device> {
@@ -102,6 +105,13 @@ struct State<D: Device> {
     kept: Kept,
     /// Where groups that stay begin in the device. The others are behind them, in `room`.
     fixed: HashMap<Group, u64>,
+    /// True for the modules of which all groups stay.
+    is_fixed: Vec<bool>,
+    /// The queues that have used such modules.
+    queues: Vec<D::Queue>,
+    /// True while the loader waits for work, and number of callers that wait for weights.
+    loader_waits: bool,
+    callers_wait: usize,
     /// Bytes of the groups that stay.
     fixed_bytes: u64,
     /// The points after which memory of groups that stay may be written.
@@ -150,6 +160,8 @@ enum Place<P> {
     There {
         at: u64,
         ready: P,
+        /// True if the point is known to be reached.
+        is_reached: bool,
     },
 }
 
@@ -160,7 +172,7 @@ impl<P> GroupState<P> {
 
     fn ready(&self) -> Option<(u64, &P)> {
         match &self.place {
-            Place::There { at, ready } => Some((*at, ready)),
+            Place::There { at, ready, .. } => Some((*at, ready)),
             _ => None,
         }
     }
@@ -207,6 +219,10 @@ impl<D: Device> Streamer<D> {
             order: UseOrder::new(units.len(), predictions),
             kept: Kept::default(),
             fixed: HashMap::new(),
+            is_fixed: Vec::new(),
+            queues: Vec::new(),
+            loader_waits: false,
+            callers_wait: 0,
             fixed_bytes: 0,
             after: Vec::new(),
             room: Room::new(0, Vec::new()),
@@ -221,9 +237,9 @@ impl<D: Device> Streamer<D> {
             closes: false,
             statistics: StreamStatistics::default(),
         };
-        let (state, changed) = (Mutex::new(state), Condvar::new());
+        let (state, changed, work) = (Mutex::new(state), Condvar::new(), Condvar::new());
         let shared =
-            Arc::new(Shared { device, source, groups, units, users, bytes, state, changed });
+            Arc::new(Shared { device, source, groups, units, users, bytes, state, changed, work });
         shared.plan(&mut lock(&shared.state));
         let own = shared.clone();
         let builder = thread::Builder::new().name("weights".into());
@@ -239,8 +255,7 @@ impl<D: Device> Streamer<D> {
         // The first pass waits for all weights, and often for libraries that begin.
         let is_measured = state.begun[root] > 1 && state.begun[root].is_power_of_two();
         state.measuring = is_measured.then(Timing::new);
-        drop(state);
-        self.shared.changed.notify_all();
+        self.shared.wake_loader(&state);
     }
 
     /// Notes that a pass has ended as a whole. A pass that fails does not end.
@@ -253,7 +268,7 @@ impl<D: Device> Streamer<D> {
         state.order.end();
         state.statistics.passes += 1;
         self.shared.plan(&mut state);
-        self.shared.changed.notify_all();
+        self.shared.wake_loader(&state);
     }
 
     /// Notes that a module is used, by work that the caller queues next. Returns where its groups are in the device, in their order.
@@ -315,6 +330,7 @@ impl<D: Device> Streamer<D> {
     pub fn close(&self) -> Result<(), StreamError> {
         lock(&self.shared.state).closes = true;
         self.shared.changed.notify_all();
+        self.shared.work.notify_all();
         self.shared.source.close();
         let Some(loader) = lock(&self.loader).take() else { return Ok(()) };
         // The loader does not panic: an error of the device is a value.
@@ -328,7 +344,11 @@ impl<D: Device> Streamer<D> {
                 let ready = group.ready().map(|(_, ready)| ready.clone());
                 ready.into_iter().chain(std::mem::take(&mut group.ends)).collect::<Vec<_>>()
             };
-            state.groups.iter_mut().flat_map(ready).collect()
+            let mut points: Vec<D::Point> = state.groups.iter_mut().flat_map(ready).collect();
+            for queue in std::mem::take(&mut state.queues) {
+                points.push(self.shared.device.mark(queue)?);
+            }
+            points
         };
         Ok(points.iter().try_for_each(|point| self.shared.device.reach(point))?)
     }
@@ -376,6 +396,12 @@ impl<D: Device> Shared<D> {
         after.append(&mut state.after);
         let there = state.groups.iter_mut().filter(|of| of.ready().is_some());
         after.extend(there.flat_map(leave));
+        for queue in std::mem::take(&mut state.queues) {
+            match self.device.mark(queue) {
+                Ok(point) => after.push(point),
+                Err(error) => drop(state.lost.get_or_insert(error)),
+            }
+        }
         after.retain(|point| !self.device.is_reached(point));
         state.fixed.clear();
         let mut at = 0;
@@ -383,6 +409,8 @@ impl<D: Device> Shared<D> {
             state.fixed.insert(group, at);
             at += size(&group);
         }
+        let stays = |unit: &Vec<Group>| unit.iter().all(|group| state.fixed.contains_key(group));
+        state.is_fixed = self.units.iter().map(stays).collect();
         (state.fixed_bytes, state.kept) = (at, kept);
         state.room = Room::new(self.bytes - at, after.clone());
         state.after = after;
@@ -465,9 +493,11 @@ impl<D: Device> Shared<D> {
     ) -> Result<Vec<u64>, StreamError> {
         let groups = &self.units[unit];
         let begin = |state: &mut State<D>| {
-            state.order.note(unit);
+            let is_expected = state.order.note(unit);
             groups.iter().for_each(|group| state.groups[*group].in_use += 1);
-            self.changed.notify_all();
+            if !is_expected {
+                self.wake_loader(state);
+            }
         };
         let mut state = lock(&self.state);
         let arrives = match state.measuring {
@@ -494,9 +524,15 @@ impl<D: Device> Shared<D> {
                 return Err(error);
             }
         }
-        let waits = groups.iter().map(|group| {
-            let (at, ready) = state.groups[*group].ready().expect("all groups are there");
-            self.device.wait(queue, ready).map(|()| at)
+        let waits = groups.iter().map(|group| match &mut state.groups[*group].place {
+            Place::There { at, ready, is_reached } => {
+                *is_reached = *is_reached || self.device.is_reached(ready);
+                match is_reached {
+                    true => Ok(*at),
+                    false => self.device.wait(queue, ready).map(|()| *at),
+                }
+            }
+            _ => unreachable!("all groups are there"),
         });
         let places = waits.collect::<Result<Vec<u64>, DeviceError>>();
         match places {
@@ -520,7 +556,7 @@ impl<D: Device> Shared<D> {
     /// Lets the groups of a module leave again that is not used after all.
     fn give_up(&self, state: &mut State<D>, unit: Unit) {
         self.units[unit].iter().for_each(|group| state.groups[*group].in_use -= 1);
-        self.changed.notify_all();
+        self.wake_loader(state);
     }
 
     /// Returns true if the loads of all groups of a module are queued.
@@ -548,7 +584,7 @@ impl<D: Device> Shared<D> {
         state.statistics.late_loads += groups_absent.len() as u64;
         let thread = thread::current().id();
         state.demand = Some(Demand { unit, thread, groups: groups_absent, is_last_try: false });
-        self.changed.notify_all();
+        self.wake_loader(&state);
         let done = loop {
             match self.are_there(&state, unit) {
                 Ok(false) => {}
@@ -565,7 +601,7 @@ impl<D: Device> Shared<D> {
             }
         };
         state.demand = None;
-        self.changed.notify_all();
+        self.wake_callers(&state);
         (state, done)
     }
 
@@ -575,8 +611,11 @@ impl<D: Device> Shared<D> {
         state: MutexGuard<'a, State<D>>,
         waits: &mut dyn FnMut() -> bool,
     ) -> (MutexGuard<'a, State<D>>, bool) {
+        let mut state = state;
+        state.callers_wait += 1;
         let waited = self.changed.wait_timeout(state, ASKS_AFTER);
-        let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (mut state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.callers_wait -= 1;
         if !timeout.timed_out() {
             return (state, true);
         }
@@ -587,15 +626,23 @@ impl<D: Device> Shared<D> {
     }
 
     fn release(&self, unit: Unit, queue: D::Queue) -> Result<(), StreamError> {
-        let point = self.device.mark(queue);
         let mut state = lock(&self.state);
+        // Weights that stay are written again only after a point that comes then.
+        let is_fixed = state.is_fixed[unit];
+        let point = match is_fixed {
+            true => Ok(None),
+            false => self.device.mark(queue).map(Some),
+        };
         if let Err(error) = &point {
             state.lost.get_or_insert_with(|| error.clone());
+        }
+        if is_fixed && !state.queues.contains(&queue) {
+            state.queues.push(queue);
         }
         for group in &self.units[unit] {
             let of = &mut state.groups[*group];
             of.in_use = of.in_use.checked_sub(1).expect("the module is in use");
-            if let Ok(point) = &point {
+            if let Ok(Some(point)) = &point {
                 of.ends.retain(|end| !self.device.is_reached(end));
                 of.ends.push(point.clone());
             }
@@ -609,7 +656,9 @@ impl<D: Device> Shared<D> {
             *uses = uses.saturating_sub(1);
         }
         state.uses.retain(|_, uses| *uses > 0);
-        self.changed.notify_all();
+        if !is_fixed || state.demand.is_some() || point.is_err() {
+            self.wake_loader(&state);
+        }
         Ok(point.map(drop)?)
     }
 
@@ -621,10 +670,29 @@ impl<D: Device> Shared<D> {
             state = match self.next(&state) {
                 Some((group, choice)) => self.load(state, group, choice),
                 None if self.make_room(&mut state) => state,
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                None => {
+                    state.loader_waits = true;
+                    let mut state =
+                        self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state.loader_waits = false;
+                    state
+                }
             };
         }
         self.changed.notify_all();
+    }
+
+    fn wake_loader(&self, state: &State<D>) {
+        // Without a waiter, this would still be a call of the system.
+        if state.loader_waits {
+            self.work.notify_one();
+        }
+    }
+
+    fn wake_callers(&self, state: &State<D>) {
+        if state.callers_wait > 0 {
+            self.changed.notify_all();
+        }
     }
 
     /// Tells the source of weights which groups come next, as far as is known.
@@ -698,7 +766,7 @@ impl<D: Device> Shared<D> {
             let needed = self.groups[wanted].bytes;
             demand.groups.clear();
             failed.insert(wanted, StreamError::InUse { needed });
-            self.changed.notify_all();
+            self.wake_callers(state);
             return true;
         }
         // Weights of the same module that are there already may be in the way, too. Nothing else uses them yet.
@@ -749,7 +817,7 @@ impl<D: Device> Shared<D> {
         let mut state = lock(&self.state);
         match loaded {
             Ok(ready) => {
-                state.groups[group].place = Place::There { at, ready };
+                state.groups[group].place = Place::There { at, ready, is_reached: false };
                 state.statistics.loads += 1;
                 state.statistics.loaded_bytes += bytes;
             }
@@ -762,7 +830,7 @@ impl<D: Device> Shared<D> {
                 state.failed.insert(group, error.into());
             }
         }
-        self.changed.notify_all();
+        self.wake_callers(&state);
         state
     }
 }

@@ -75,6 +75,7 @@ pub use forebay_format::{Block, Extent, FileIndex, Relayout, Step, TensorType};
 pub use free_memory::{give_back_free_memory, keep_little_free_memory};
 pub use interrupt::Interrupt;
 pub use layout::{BlockLayout, Part};
+pub use load::past_cache::copy as copy_past_cache;
 pub use load::{
     COPIED_BYTES, DeviceReader, DeviceSpan, LoadItem, LoadOptions, LoadStatistics, Loaded, Loader,
     ReadSide, StraightOptions, Upload, UploadCopy, UploadError, UploadPart, UploadPlan, Uploader,

@@ -12,7 +12,7 @@
 mod cached;
 mod filling;
 mod landing;
-mod past_cache;
+pub(crate) mod past_cache;
 mod remote;
 mod shared;
 mod staging;

@@ -47,10 +47,18 @@ class Weight:
         inverse = [self.order.index(dim) for dim in range(len(self.order))]
         return flat.view(self.dtype).view(shape).permute(inverse)
 
+    def view_of(self, memory: Any, at: int) -> Any:
+        """Return the elements that begin at this byte of memory, which is bytes or elements of the type. Changes of other parts do not
+        count as changes of it."""
+        if memory.dtype != self.dtype:
+            return self.of_bytes(memory[at : at + self.nbytes]).data
+        return memory.as_strided(self.shape, self.strides, at // self.dtype.itemsize).data
+
     def parameter(self, elements: Any) -> Any:
         """Return elements as a parameter of the same class, without gradients."""
         new = torch.Tensor._make_subclass(self.kind, elements, False)
-        new.__dict__.update(self.facts)
+        if self.facts:
+            new.__dict__.update(self.facts)
         return new
 
 

@@ -80,6 +80,8 @@ class _Unit:
         # Modules with parameters, their names there, and their weights: the module, and perhaps modules inside.
         self.names: list[tuple[Any, str, Weight]] = []
         self.groups: list[int] = []
+        # The last places of its groups, what is installed then, and the versions.
+        self.made: tuple[list[int], list[Any], list[Any]] | None = None
 
 
 # These give weights of modules inside to functions of their own, which look at what they are before they compute.
@@ -103,6 +105,8 @@ class ModuleStream:
         # Modules and the methods whose calls are passes.
         self._passes: list[tuple[Any, str]] = []
         self._pool: Any = None
+        # The memory of the device as elements of each type.
+        self._pools: dict[Any, Any] = {}
         self._last: ModuleStatistics | None = None
         self._native: Any = None
         self._codes = codes
@@ -282,12 +286,10 @@ class ModuleStream:
 
     def _replace(self, module: Any, name: str, call: Any) -> None:
         self._calls.append((module, name, module.__dict__.get(name)))
-        # PyTorch's compiler runs it as it is.
-        call._torchdynamo_disable = True
-        setattr(module, name, call)
+        setattr(module, name, torch.compiler.disable(call))
 
     def _queue(self) -> int:
-        return 0 if self._pool is None else torch.cuda.current_stream(self.device).cuda_stream
+        return 0 if self._pool is None else torch._C._cuda_getCurrentRawStream(self.device.index)
 
     def _as_pass(self, number: int, call: Any) -> Any:
         @functools.wraps(call)
@@ -307,21 +309,36 @@ class ModuleStream:
         return passes
 
     def _with_weights(self, unit: _Unit, forward: Any) -> Any:
+        acquire, release, lock = self._acquire, self._native.release, self._lock
+        absent = [(module._parameters, name, weight.absent) for module, name, weight in unit.names]
+
         @functools.wraps(forward)
         def uses(*args: Any, **kwargs: Any) -> Any:
             if torch.is_grad_enabled():
                 each(_refuse_gradients, (args, kwargs))
-            queue = self._queue()
-            places = self._acquire(unit.number, queue)
+            places = acquire(unit.number, self._queue())
             try:
-                installed = self._install(unit, dict(zip(unit.groups, places, strict=True)))
+                made = unit.made
+                if made is None or made[0] != places:
+                    made = self._make(unit, places)
+                with lock:
+                    unit.in_use += 1
+                    for parameters, name, parameter in made[1]:
+                        parameters[name] = parameter
                 try:
                     return forward(*args, **kwargs)
                 finally:
-                    self._uninstall(unit, installed)
+                    with lock:
+                        unit.in_use -= 1
+                        if unit.in_use == 0:
+                            for parameters, name, parameter in absent:
+                                parameters[name] = parameter
+                    for weight, parameter, version in made[2]:
+                        if parameter._version != version:
+                            self._change(weight, parameter)
             finally:
                 # What computes on another stream by now is ordered by the caller, as for any tensor.
-                self._native.release(unit.number, self._queue())
+                release(unit.number, self._queue())
 
         return uses
 
@@ -332,26 +349,16 @@ class ModuleStream:
             raise OptionError("a CUDA graph cannot have a streamed module, whose weights are elsewhere in each pass: capture parts without it")
         return self._native.acquire(unit, queue)
 
-    def _install(self, unit: _Unit, places: dict[int, int]) -> list[tuple[Weight, Any, int]]:
+    def _make(self, unit: _Unit, places: list[int]) -> tuple[list[int], list[Any], list[Any]]:
+        """Return the parameters of a module whose groups are at these places, and their versions."""
+        of_group = dict(zip(unit.groups, places, strict=True))
         memories: dict[int, Any] = {}
-        installed = []
-        with self._lock:
-            for module, name, weight in unit.names:
-                made, version = self._made(weight, places[weight.group], memories)
-                module._parameters[name] = made
-                installed.append((weight, made, version))
-            unit.in_use += 1
-        return installed
-
-    def _uninstall(self, unit: _Unit, installed: list[tuple[Weight, Any, int]]) -> None:
-        with self._lock:
-            unit.in_use -= 1
-            if unit.in_use == 0:
-                for module, name, weight in unit.names:
-                    module._parameters[name] = weight.absent
-        for weight, made, version in installed:
-            if made._version != version:
-                self._change(weight, made)
+        made = [(module, name, weight, *self._made(weight, of_group[weight.group], memories)) for module, name, weight in unit.names]
+        install = [(module._parameters, name, parameter) for module, name, _, parameter, _ in made]
+        all_made = (places, install, [(weight, parameter, version) for _, _, weight, parameter, version in made])
+        # In RAM, a place does not tell which memory it is.
+        unit.made = all_made if self._pool is not None else None
+        return all_made
 
     def _change(self, weight: Weight, made: Any) -> None:
         """Code a weight again that was changed in the device."""
@@ -362,6 +369,8 @@ class ModuleStream:
             weight.original = None
             # Those of other places are views of other weights by now.
             weight.made.clear()
+            for unit in self._units:
+                unit.made = None
 
     def _made(self, weight: Weight, place: int, memories: dict[int, Any]) -> tuple[Any, int]:
         """Return the parameter with its elements, whose group is at this place, and its version."""
@@ -370,14 +379,15 @@ class ModuleStream:
             return made
         # Outside of inference mode, so that calls without it may use what one within it made.
         with torch.inference_mode(False), torch.no_grad():
-            if self._pool is not None:
-                flat = self._pool[place + weight.at : place + weight.at + weight.nbytes]
-            else:
+            if self._pool is None:
                 if weight.group not in memories:
                     memories[weight.group] = torch.from_dlpack(self._native.memory(place))
-                flat = memories[weight.group][weight.at : weight.at + weight.nbytes]
-            # Not a view, so that changes of other weights in the memory do not count as its own.
-            new = weight.parameter(weight.of_bytes(flat.data))
+                new = weight.parameter(weight.view_of(memories[weight.group], weight.at))
+            else:
+                pool = self._pools.get(weight.dtype)
+                if pool is None:
+                    pool = self._pools[weight.dtype] = self._pool[: self._pool.numel() // 16 * 16].view(weight.dtype)
+                new = weight.parameter(weight.view_of(pool, place + weight.at))
         made = (new, new._version)
         if self._pool is not None:
             # Groups come to few places, since those that are alike take each other's.
@@ -491,9 +501,11 @@ class ModuleStream:
                     module._parameters[name] = back[id(weight)]
         for module, name, buffer in self._buffers:
             module._buffers[name] = module._buffers[name].to(buffer.device)
-        self._calls, self._hooks, self._buffers, self._pool = [], [], [], None
+        self._calls, self._hooks, self._buffers, self._pool, self._pools = [], [], [], None, {}
         for weight in self._weights:
             weight.made.clear()
+        for unit in self._units:
+            unit.made = None
 
     def _ordinary(self, weight: Weight, failed: bool) -> Any:
         """Return a weight as an ordinary parameter."""

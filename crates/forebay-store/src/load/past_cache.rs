@@ -8,7 +8,7 @@ use forebay_format::pack::checksum;
 ///
 /// # Panics
 /// Panics if the lengths differ.
-pub(super) fn copy(to: &mut [u8], from: &[u8]) {
+pub fn copy(to: &mut [u8], from: &[u8]) {
     assert_eq!(to.len(), from.len(), "a copy has one length");
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
