@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use forebay_cuda::{
     InFlight, Pinned, StreamMoment, StreamPoint,
 };
 use forebay_format::TensorType;
-use forebay_store::{Arena, SlotBuffer, copy_past_cache};
+use forebay_store::{Arena, SLOT_ALIGNMENT, SlotBuffer, copy_past_cache};
 
 use crate::coded::CodedChunk;
 use crate::device::{Device, DeviceError};
@@ -20,13 +21,17 @@ use crate::rate::Rate;
 use crate::stored::damaged;
 use crate::weights::Arriving;
 
-/// Bytes of a slot of the ring: some chunks.
-const SLOT_BYTES: usize = 16 << 20;
+/// Bytes of a slot of the ring, which has some chunks: a part of the pinned memory within bounds. Each slot costs calls of the driver.
+const SLOT_BYTES_MIN: usize = 8 << 20;
+const SLOT_BYTES_MAX: usize = 32 << 20;
+const SLOT_SHARE: u64 = 16;
+/// Fewest slots: one that is filled, one that is queued, and one that is copied.
+const SLOTS_MIN: usize = 3;
 /// Most chunks that are decoded from a slot, and room for what describes them.
 const CODED_MAX: usize = 1024;
 const DESCRIPTIONS: usize = CODED_MAX * CodedContainer::DESCRIPTION_BYTES;
-/// Bytes at the end of a slot of which chunks take none.
-const SLOT_ROOM: usize = SLOT_BYTES - DESCRIPTIONS;
+/// One of so many copies is measured.
+const MEASURED: usize = 16;
 /// Chunks begin at multiples of this in a slot.
 const CHUNK_ALIGNMENT: usize = 16;
 /// Bytes that one thread copies at a time. On 16 cores, pieces of 1 MiB were copied at three quarters of this rate.
@@ -56,10 +61,14 @@ pub struct CudaDevice {
     /// Set to 1 if a chunk was damaged.
     damaged: DeviceMemory,
     memory: Arc<DeviceMemory>,
+    /// Bytes of a slot that chunks may take. Descriptions are behind them.
+    slot_room: usize,
     pool: Pool,
     /// Rate of copies to pinned memory, and of some from there to the GPU.
     filled: Rate,
     copied: Rate,
+    /// Slots that were queued.
+    turns: AtomicUsize,
     gpu: Arc<Gpu>,
 }
 
@@ -90,9 +99,16 @@ struct Batch {
     end: usize,
 }
 
+/// A slot with the chunks of a batch.
+struct FilledSlot {
+    slot: Slot,
+    buffer: SlotBuffer,
+    batch: Batch,
+}
+
 impl Batch {
-    fn has_room(&self, chunk: &CodedChunk) -> bool {
-        self.end + chunk.coded.len() <= SLOT_ROOM && self.chunks.len() < CODED_MAX
+    fn has_room(&self, chunk: &CodedChunk, room: usize) -> bool {
+        self.end + chunk.coded.len() <= room && self.chunks.len() < CODED_MAX
     }
 
     fn push(&mut self, chunk: CodedChunk) {
@@ -122,6 +138,32 @@ fn type_of(weights: Weights) -> Option<TensorType> {
     }
 }
 
+/// Returns what the GPU is to decode of a slot, by type.
+fn containers(
+    filled: &FilledSlot,
+    to: DevicePtr<u8>,
+) -> Result<Vec<(TensorType, Vec<CodedContainer>)>, DeviceError> {
+    let mut by_type: Vec<(TensorType, Vec<CodedContainer>)> = Vec::new();
+    for (chunk, range) in filled.batch.coded(true) {
+        let container = Container::read(&chunk.coded, chunk.bytes);
+        let container = container.map_err(|error| damaged(&error))?;
+        let ty = type_of(container.weights()).filter(|_| container.rest().is_empty());
+        let ty = ty.ok_or_else(|| damaged(&"a chunk is of another type"))?;
+        let of = CodedContainer {
+            ty,
+            from: filled.slot.stage.offset(range.start),
+            bytes: range.len(),
+            to: to.offset(chunk.at as usize),
+            weights: chunk.bytes as u64 / ty.block_bytes() as u64,
+        };
+        match by_type.iter_mut().find(|(other, _)| *other == ty) {
+            Some((_, all)) => all.push(of),
+            None => by_type.push((ty, vec![of])),
+        }
+    }
+    Ok(by_type)
+}
+
 impl CudaDevice {
     /// Opens a GPU, and reserves all memory.
     ///
@@ -129,15 +171,18 @@ impl CudaDevice {
     /// Returns an error if there is no such GPU, or if memory is missing.
     pub fn open(options: &CudaOptions) -> Result<CudaDevice, DeviceError> {
         let gpu = Gpu::open(options.ordinal).map_err(failed)?;
-        let slots = (options.pinned_bytes / SLOT_BYTES as u64).max(2) as usize;
+        let slot_bytes = (options.pinned_bytes / SLOT_SHARE) as usize;
+        let slot_bytes =
+            slot_bytes.clamp(SLOT_BYTES_MIN, SLOT_BYTES_MAX).next_multiple_of(SLOT_ALIGNMENT);
+        let slots = ((options.pinned_bytes / slot_bytes as u64) as usize).max(SLOTS_MIN);
         let memory = gpu.allocate(options.bytes as usize).map_err(failed)?;
-        let stage = gpu.allocate(slots * SLOT_BYTES).map_err(failed)?;
-        let arena = Arena::map(slots * SLOT_BYTES).map_err(failed)?;
+        let stage = gpu.allocate(slots * slot_bytes).map_err(failed)?;
+        let arena = Arena::map(slots * slot_bytes).map_err(failed)?;
         arena.make_resident().map_err(failed)?;
         let pinned = gpu.pin(arena.addresses(), arena.clone()).map_err(failed)?;
         let slot = |at: usize| -> Result<Slot, DeviceError> {
-            let buffer = Some(arena.carve(SLOT_BYTES).map_err(failed)?);
-            let stage = stage.ptr::<u8>().offset(at * SLOT_BYTES);
+            let buffer = Some(arena.carve(slot_bytes).map_err(failed)?);
+            let stage = stage.ptr::<u8>().offset(at * slot_bytes);
             Ok(Slot { flight: None, buffer, stage, decoded: None, measured: None })
         };
         let slots = (0..slots).map(slot).collect::<Result<_, _>>()?;
@@ -150,9 +195,11 @@ impl CudaDevice {
             decodes: gpu.copy_stream().map_err(failed)?,
             damaged: gpu.allocate_with(&[0_u32]).map_err(failed)?,
             memory: Arc::new(memory),
+            slot_room: slot_bytes - DESCRIPTIONS,
             pool,
             filled: Rate::default(),
             copied: Rate::default(),
+            turns: AtomicUsize::new(0),
             gpu: Arc::new(gpu),
         })
     }
@@ -171,8 +218,8 @@ impl CudaDevice {
         Ok(words != [0])
     }
 
-    /// Copies chunks to a slot with all threads.
-    fn fill(&self, buffer: &mut SlotBuffer, batch: &Batch) {
+    /// Copies chunks to a slot with all threads. This one runs `first` before.
+    fn fill(&self, buffer: &mut SlotBuffer, batch: &Batch, first: &mut dyn FnMut()) {
         let mut rest = buffer.as_mut_slice();
         let (mut pieces, mut done) = (Vec::new(), 0);
         for (chunk, range) in &batch.chunks {
@@ -183,48 +230,61 @@ impl CudaDevice {
         }
         let pieces = Mutex::new(pieces);
         let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        self.pool.run(&|_| {
+        self.pool.run_after(first, &|_| {
             while let Some((to, from)) = next() {
                 copy_past_cache(to, from);
             }
         });
     }
 
-    /// Queues the copies and the decoding of a batch.
-    fn queue(
+    /// Fills the slot that was used first, and queues `before` meanwhile.
+    fn fill_slot(
         &self,
-        slot: &mut Slot,
-        batch: &Batch,
+        batch: Batch,
+        before: Option<FilledSlot>,
         to: DevicePtr<u8>,
         after: &[StreamPoint],
-    ) -> Result<(), DeviceError> {
+    ) -> Result<FilledSlot, DeviceError> {
+        let slot = self.ring.lock().unwrap_or_else(PoisonError::into_inner).slots.pop_front();
+        let mut slot = slot.ok_or_else(|| failed("the ring is lost"))?;
         let mut buffer = match slot.flight.take() {
             Some(flight) => flight.finish().map_err(failed)?,
             None => slot.buffer.take().expect("a slot has its memory or is under way"),
         };
         let began = Instant::now();
-        self.fill(&mut buffer, batch);
+        let (mut before, mut queued) = (before, Ok(()));
+        self.fill(&mut buffer, &batch, &mut || {
+            queued = before.take().map_or(Ok(()), |before| self.queue(before, to, after));
+        });
         self.filled.add(batch.end as u64, began.elapsed());
-        let mut by_type: Vec<(TensorType, Vec<CodedContainer>)> = Vec::new();
-        for (chunk, range) in batch.coded(true) {
-            let container = Container::read(&chunk.coded, chunk.bytes);
-            let container = container.map_err(|error| damaged(&error))?;
-            let ty = type_of(container.weights()).filter(|_| container.rest().is_empty());
-            let ty = ty.ok_or_else(|| damaged(&"a chunk is of another type"))?;
-            let of = CodedContainer {
-                ty,
-                from: slot.stage.offset(range.start),
-                bytes: range.len(),
-                to: to.offset(chunk.at as usize),
-                weights: chunk.bytes as u64 / ty.block_bytes() as u64,
-            };
-            match by_type.iter_mut().find(|(other, _)| *other == ty) {
-                Some((_, all)) => all.push(of),
-                None => by_type.push((ty, vec![of])),
+        queued?;
+        Ok(FilledSlot { slot, buffer, batch })
+    }
+
+    /// Takes a slot back that was not queued.
+    fn give_back(&self, filled: FilledSlot) {
+        let FilledSlot { mut slot, buffer, .. } = filled;
+        slot.buffer = Some(buffer);
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner).slots.push_front(slot);
+    }
+
+    /// Queues the copies and the decoding of a batch. After an error, the slot's memory may be in use, so it does not come back.
+    fn queue(
+        &self,
+        filled: FilledSlot,
+        to: DevicePtr<u8>,
+        after: &[StreamPoint],
+    ) -> Result<(), DeviceError> {
+        let by_type = match containers(&filled, to) {
+            Ok(by_type) => by_type,
+            Err(error) => {
+                self.give_back(filled);
+                return Err(error);
             }
-        }
+        };
+        let FilledSlot { mut slot, mut buffer, batch } = filled;
         let mut copies: Vec<(Range<usize>, DevicePtr<u8>)> = Vec::new();
-        let mut at = SLOT_ROOM;
+        let mut at = self.slot_room;
         let mut described = Vec::new();
         for (_, containers) in &by_type {
             described.push(at);
@@ -234,8 +294,8 @@ impl CudaDevice {
                 at = end;
             }
         }
-        if at > SLOT_ROOM {
-            copies.push((SLOT_ROOM..at, slot.stage.offset(SLOT_ROOM)));
+        if at > self.slot_room {
+            copies.push((self.slot_room..at, slot.stage.offset(self.slot_room)));
         }
         // Chunks beside each other are one copy.
         for (_, range) in batch.coded(true) {
@@ -262,8 +322,9 @@ impl CudaDevice {
             let seconds = first.seconds_to(&second).map_err(failed)?;
             self.copied.add(bytes, Duration::from_secs_f64(seconds.max(0.0)));
         }
-        // Small copies measure their overhead.
-        let measures = batch.end >= SLOT_ROOM / 2;
+        // Small copies would measure their overhead.
+        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
+        let measures = turn.is_multiple_of(MEASURED) && batch.end >= SLOT_BYTES_MIN / 2;
         let moment = || self.copies.moment().map_err(failed);
         let began = measures.then(moment).transpose()?;
         slot.flight = Some(self.copies.upload(buffer, copies).map_err(failed)?);
@@ -279,48 +340,44 @@ impl CudaDevice {
                 .map_err(failed)?;
         }
         slot.decoded = Some(self.decodes.point().map_err(failed)?);
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner).slots.push_back(slot);
         Ok(())
     }
 }
 
 impl CudaDevice {
-    /// Queues the work for a batch with the slot that was used first.
-    fn send(
-        &self,
-        batch: Batch,
-        to: DevicePtr<u8>,
-        after: &[StreamPoint],
-    ) -> Result<(), DeviceError> {
-        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut slot = ring.slots.pop_front().ok_or_else(|| failed("the ring is lost"))?;
-        // After an error, the slot's memory may be in use, so it does not come back.
-        self.queue(&mut slot, &batch, to, after)?;
-        ring.slots.push_back(slot);
-        Ok(())
-    }
-
     fn load_all(
         &self,
         mut weights: Arriving,
         to: DevicePtr<u8>,
         after: &[StreamPoint],
     ) -> Result<(), DeviceError> {
-        let mut batch = Batch::default();
+        let (mut batch, mut filled) = (Batch::default(), None);
         while let Some(chunk) = weights.next() {
-            let chunk = chunk?;
-            if !batch.has_room(&chunk) {
-                self.send(std::mem::take(&mut batch), to, after)?;
+            let chunk = match chunk {
+                Ok(chunk) => chunk,
+                Err(error) => {
+                    if let Some(filled) = filled {
+                        self.give_back(filled);
+                    }
+                    return Err(error);
+                }
+            };
+            if !batch.has_room(&chunk, self.slot_room) {
+                let full = std::mem::take(&mut batch);
+                filled = Some(self.fill_slot(full, filled.take(), to, after)?);
             }
             batch.push(chunk);
             // What has arrived need not wait for the disk, which may need its buffers.
             if weights.is_late() {
-                self.send(std::mem::take(&mut batch), to, after)?;
+                let some = std::mem::take(&mut batch);
+                self.queue(self.fill_slot(some, filled.take(), to, after)?, to, after)?;
             }
         }
-        match batch.chunks.is_empty() {
-            true => Ok(()),
-            false => self.send(batch, to, after),
+        if !batch.chunks.is_empty() {
+            filled = Some(self.fill_slot(batch, filled.take(), to, after)?);
         }
+        filled.map_or(Ok(()), |filled| self.queue(filled, to, after))
     }
 }
 

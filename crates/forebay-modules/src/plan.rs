@@ -5,6 +5,10 @@ use crate::room::{Group, aligned};
 /// Memory for weights that come and go, in multiples of the largest of them: one in use, one that is next, and one that comes.
 const WINDOW: u64 = 3;
 
+/// Groups of at most so many bytes stay first, if they take at most this part of the memory.
+const SMALL_BYTES: u64 = 256 << 10;
+const SMALL_SHARE: u64 = 16;
+
 /// What a plan is made from.
 pub struct PlanInput<'a> {
     /// Bytes of each group in the device.
@@ -55,6 +59,13 @@ impl Kept {
         let mut is_kept = vec![false; input.bytes.len()];
         for group in input.order.iter().filter(|group| size(group) > largest) {
             is_kept[*group] = true;
+        }
+        // Each load takes some time beside that for its bytes.
+        let mut small: Vec<Group> = input.order.to_vec();
+        small.retain(|group| size(group) <= SMALL_BYTES && input.uses[*group] > 0);
+        let small_bytes: u64 = small.iter().map(size).sum();
+        if SMALL_SHARE * small_bytes <= input.room {
+            small.iter().for_each(|group| is_kept[*group] = true);
         }
         let comes =
             |unit: &Vec<Group>| unit.iter().filter(|group| !is_kept[**group]).map(size).sum();
