@@ -25,8 +25,8 @@ use crate::weights::Arriving;
 const SLOT_BYTES_MIN: usize = 8 << 20;
 const SLOT_BYTES_MAX: usize = 32 << 20;
 const SLOT_SHARE: u64 = 16;
-/// Fewest slots: one that is filled, one that is queued, and one that is copied.
-const SLOTS_MIN: usize = 3;
+/// Fewest slots: for each of two callers one that is filled and one that is queued, and two that are copied.
+const SLOTS_MIN: usize = 6;
 /// Most chunks that are decoded from a slot, and room for what describes them.
 const CODED_MAX: usize = 1024;
 const DESCRIPTIONS: usize = CODED_MAX * CodedContainer::DESCRIPTION_BYTES;

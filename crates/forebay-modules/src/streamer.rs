@@ -80,7 +80,7 @@ pub struct StreamStatistics {
 /// points at which what was there has been used.
 pub struct Streamer<D: Device> {
     shared: Arc<Shared<D>>,
-    loader: Mutex<Option<JoinHandle<()>>>,
+    loaders: Mutex<Vec<JoinHandle<()>>>,
 }
 
 struct Shared<D: Device> {
@@ -109,8 +109,10 @@ struct State<D: Device> {
     is_fixed: Vec<bool>,
     /// The queues that have used such modules.
     queues: Vec<D::Queue>,
-    /// True while the loader waits for work, and number of callers that wait for weights.
-    loader_waits: bool,
+    /// True while loaders begin nothing but what a caller waits for, because other groups are to stay.
+    pauses: bool,
+    /// Numbers of loaders that wait for work, and of callers that wait for weights.
+    loaders_wait: usize,
     callers_wait: usize,
     /// Bytes of the groups that stay.
     fixed_bytes: u64,
@@ -221,7 +223,8 @@ impl<D: Device> Streamer<D> {
             fixed: HashMap::new(),
             is_fixed: Vec::new(),
             queues: Vec::new(),
-            loader_waits: false,
+            pauses: false,
+            loaders_wait: 0,
             callers_wait: 0,
             fixed_bytes: 0,
             after: Vec::new(),
@@ -241,10 +244,15 @@ impl<D: Device> Streamer<D> {
         let shared =
             Arc::new(Shared { device, source, groups, units, users, bytes, state, changed, work });
         shared.plan(&mut lock(&shared.state));
-        let own = shared.clone();
-        let builder = thread::Builder::new().name("weights".into());
-        let loader = builder.spawn(move || own.load_ahead()).expect("the system starts a thread");
-        Ok(Streamer { shared, loader: Mutex::new(Some(loader)) })
+        // Weights of files come one after the other, as the disk reads them. Of those in RAM, one is queued while another one is copied.
+        let count = if shared.source.expects_max() > 0 { 1 } else { 2 };
+        let loader = |_| {
+            let own = shared.clone();
+            let builder = thread::Builder::new().name("weights".into());
+            builder.spawn(move || own.load_ahead()).expect("the system starts a thread")
+        };
+        let loaders = (0..count).map(loader).collect();
+        Ok(Streamer { shared, loaders: Mutex::new(loaders) })
     }
 
     /// Notes that a pass of this root begins.
@@ -267,8 +275,14 @@ impl<D: Device> Streamer<D> {
         }
         state.order.end();
         state.statistics.passes += 1;
-        self.shared.plan(&mut state);
-        self.shared.wake_loader(&state);
+        while !self.shared.plan(&mut state) && !state.closes && state.lost.is_none() {
+            // The loaders end what they have begun, and begin nothing.
+            (state.pauses, state.callers_wait) = (true, state.callers_wait + 1);
+            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.callers_wait -= 1;
+        }
+        state.pauses = false;
+        self.shared.work.notify_all();
     }
 
     /// Notes that a module is used, by work that the caller queues next. Returns where its groups are in the device, in their order.
@@ -332,9 +346,14 @@ impl<D: Device> Streamer<D> {
         self.shared.changed.notify_all();
         self.shared.work.notify_all();
         self.shared.source.close();
-        let Some(loader) = lock(&self.loader).take() else { return Ok(()) };
-        // The loader does not panic: an error of the device is a value.
-        let _ = loader.join();
+        let loaders = std::mem::take(&mut *lock(&self.loaders));
+        if loaders.is_empty() {
+            return Ok(());
+        }
+        for loader in loaders {
+            // It does not panic: an error of the device is a value.
+            let _ = loader.join();
+        }
         let points: Vec<D::Point> = {
             let mut state = lock(&self.shared.state);
             if let Some(lost) = &state.lost {
@@ -369,8 +388,9 @@ impl<P> GroupState<P> {
 }
 
 impl<D: Device> Shared<D> {
-    /// Chooses the groups that stay, if others than now would save clearly more loads.
-    fn plan(&self, state: &mut State<D>) {
+    /// Chooses the groups that stay, if others than now would save clearly more loads and no module is in use. Returns false if it must wait
+    /// for loads to end.
+    fn plan(&self, state: &mut State<D>) -> bool {
         let always = || (0..self.groups.len()).filter(|group| self.groups[*group].stays);
         let size = |group: &Group| aligned(self.groups[*group].bytes);
         let sizes: Vec<u64> = self.groups.iter().map(|of| of.bytes).collect();
@@ -384,11 +404,13 @@ impl<D: Device> Shared<D> {
             self.source.plan(&comes);
         };
         let saves = kept.value(bytes, uses) as f64 > BETTER * state.kept.value(bytes, uses) as f64;
-        let in_use =
-            state.groups.iter().any(|of| of.in_use > 0 || matches!(of.place, Place::Queuing));
+        let in_use = state.groups.iter().any(|of| of.in_use > 0);
         if !is_first && (!saves || in_use) {
             tell(&state.kept);
-            return;
+            return true;
+        }
+        if state.groups.iter().any(|of| matches!(of.place, Place::Queuing)) {
+            return false;
         }
         tell(&kept);
         // The places of all others change, so everything comes again.
@@ -415,6 +437,7 @@ impl<D: Device> Shared<D> {
         state.room = Room::new(self.bytes - at, after.clone());
         state.after = after;
         state.failed.clear();
+        true
     }
 
     /// Chooses the groups that stay beside those that always do, if the memory has so many more bytes. Returns how often each group is used,
@@ -671,10 +694,10 @@ impl<D: Device> Shared<D> {
                 Some((group, choice)) => self.load(state, group, choice),
                 None if self.make_room(&mut state) => state,
                 None => {
-                    state.loader_waits = true;
+                    state.loaders_wait += 1;
                     let mut state =
                         self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
-                    state.loader_waits = false;
+                    state.loaders_wait -= 1;
                     state
                 }
             };
@@ -684,7 +707,7 @@ impl<D: Device> Shared<D> {
 
     fn wake_loader(&self, state: &State<D>) {
         // Without a waiter, this would still be a call of the system.
-        if state.loader_waits {
+        if state.loaders_wait > 0 {
             self.work.notify_one();
         }
     }
@@ -736,6 +759,9 @@ impl<D: Device> Shared<D> {
                 false => choose(*group, None),
             };
         }
+        if state.pauses {
+            return None;
+        }
         let (distance, group) =
             state.order.upcoming().enumerate().find_map(|(distance, unit)| {
                 let group = self.units[unit].iter().copied().find(is_wanted)?;
@@ -759,6 +785,10 @@ impl<D: Device> Shared<D> {
         };
         let Some(wanted) = demand.groups.front().copied() else { return false };
         if uses.keys().any(|thread| *thread != demand.thread) {
+            return false;
+        }
+        // What another loader brings is in the way until it is there.
+        if groups.iter().any(|of| matches!(of.place, Place::Queuing)) {
             return false;
         }
         let is_last_try = std::mem::replace(&mut demand.is_last_try, true);
@@ -831,6 +861,9 @@ impl<D: Device> Shared<D> {
             }
         }
         self.wake_callers(&state);
+        if state.demand.is_some() {
+            self.wake_loader(&state);
+        }
         state
     }
 }

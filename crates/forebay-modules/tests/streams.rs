@@ -418,6 +418,30 @@ fn what_fits_is_loaded_once() {
 }
 
 #[test]
+fn what_is_used_more_often_stays_after_some_passes() {
+    let modules = Modules::equal(40, ALIGNMENT);
+    for seed in 0..10 {
+        let device = Simulated::new(seed, 16 * ALIGNMENT, 2, None);
+        let stream = modules.stream(&device, 16 * ALIGNMENT, 2).unwrap();
+        let pass = |root: usize, units: std::ops::Range<usize>| {
+            stream.begin(root);
+            units.for_each(|unit| modules.use_unit(&stream, &device, unit, 1).unwrap());
+            stream.end();
+        };
+        // The second root uses 12 modules, and 20 times as often. The first prediction was that both use all.
+        for round in 0..3 {
+            pass(0, 0..28);
+            let before = stream.statistics().loads;
+            (0..20).for_each(|_| pass(1, 28..40));
+            let loads = stream.statistics().loads - before;
+            assert!(round == 0 || loads <= 16, "{loads} loads with seed {seed}");
+        }
+        drop(stream);
+        device.finish();
+    }
+}
+
+#[test]
 fn passes_are_predicted_from_their_work_and_their_loads() {
     let modules = Modules::equal(40, ALIGNMENT);
     let device = Simulated::new(1, 20 * ALIGNMENT, 2, None);

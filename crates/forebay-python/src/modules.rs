@@ -260,8 +260,12 @@ impl ModuleStream {
         with_stream!(self.0, stream => stream.begin(root));
     }
 
-    fn end(&self) {
-        with_stream!(self.0, stream => stream.end());
+    fn end(&self, py: Python<'_>) {
+        py.detach(|| {
+            #[cfg(feature = "cuda")]
+            let _context = CallersContext::remember();
+            with_stream!(self.0, stream => stream.end());
+        });
     }
 
     /// Returns where the groups of a module begin in the memory, which work of `queue` may use until `release`.
