@@ -251,9 +251,11 @@ impl CudaDevice {
             Some(flight) => flight.finish().map_err(failed)?,
             None => slot.buffer.take().expect("a slot has its memory or is under way"),
         };
-        let began = Instant::now();
         let (mut before, mut queued) = (before, Ok(()));
+        let mut began = Instant::now();
         self.fill(&mut buffer, &batch, &mut || {
+            // Another caller may have filled its slot until now.
+            began = Instant::now();
             queued = before.take().map_or(Ok(()), |before| self.queue(before, to, after));
         });
         self.filled.add(batch.end as u64, began.elapsed());

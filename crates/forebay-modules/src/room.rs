@@ -56,6 +56,15 @@ impl<P: Clone> Room<P> {
         points.flatten().collect()
     }
 
+    /// Returns the number of points after which free ranges may be written.
+    pub fn points_len(&self) -> usize {
+        let points = self.ranges.iter().map(|range| match &range.holds {
+            Holds::Nothing { after } => after.len(),
+            Holds::Weights(_) => 0,
+        });
+        points.sum()
+    }
+
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -180,6 +180,8 @@ impl<P> GroupState<P> {
     }
 }
 
+/// Points that are kept before those that are reached are looked for, since asking the device takes time.
+const POINTS_MAX: usize = 8;
 /// Time after which a caller that waits is asked whether to wait on.
 const ASKS_AFTER: Duration = Duration::from_millis(100);
 /// How much more a plan must save than the one before, because all weights come again then.
@@ -547,9 +549,11 @@ impl<D: Device> Shared<D> {
                 return Err(error);
             }
         }
+        let is_fixed = state.is_fixed[unit];
         let waits = groups.iter().map(|group| match &mut state.groups[*group].place {
             Place::There { at, ready, is_reached } => {
-                *is_reached = *is_reached || self.device.is_reached(ready);
+                // What comes and goes is hardly ever there for long.
+                *is_reached = *is_reached || is_fixed && self.device.is_reached(ready);
                 match is_reached {
                     true => Ok(*at),
                     false => self.device.wait(queue, ready).map(|()| *at),
@@ -666,7 +670,9 @@ impl<D: Device> Shared<D> {
             let of = &mut state.groups[*group];
             of.in_use = of.in_use.checked_sub(1).expect("the module is in use");
             if let Ok(Some(point)) = &point {
-                of.ends.retain(|end| !self.device.is_reached(end));
+                if of.ends.len() >= POINTS_MAX {
+                    of.ends.retain(|end| !self.device.is_reached(end));
+                }
                 of.ends.push(point.clone());
             }
         }
@@ -695,8 +701,7 @@ impl<D: Device> Shared<D> {
                 None if self.make_room(&mut state) => state,
                 None => {
                     state.loaders_wait += 1;
-                    let mut state =
-                        self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    let mut state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                     state.loaders_wait -= 1;
                     state
                 }
@@ -825,7 +830,9 @@ impl<D: Device> Shared<D> {
     ) -> MutexGuard<'a, State<D>> {
         let State { room, groups, demand, fixed, fixed_bytes, after, .. } = &mut *guard;
         let bytes = self.groups[group].bytes;
-        room.forget(|point| self.device.is_reached(point));
+        if room.points_len() > POINTS_MAX {
+            room.forget(|point| self.device.is_reached(point));
+        }
         let (at, after) = match choice {
             None => {
                 after.retain(|point| !self.device.is_reached(point));
