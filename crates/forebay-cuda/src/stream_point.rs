@@ -6,7 +6,7 @@ use cudarc::driver::{CudaEvent, result, sys};
 
 use crate::copy_stream::{Event, Shared, wait};
 use crate::error::is_not_ready;
-use crate::{CopyStream, CudaError};
+use crate::{CopyStream, CudaError, Gpu};
 
 /// A stream of another library in this process, such as the current one of PyTorch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -23,6 +23,13 @@ impl ForeignStream {
 
     fn handle(self) -> sys::CUstream {
         std::ptr::with_exposed_provenance_mut(self.0 as usize)
+    }
+}
+
+impl Gpu {
+    /// Names the stream of kernels, as another library would name its own. The GPU must live as long as this is used.
+    pub fn compute_stream(&self) -> ForeignStream {
+        ForeignStream(self.stream().cu_stream().expose_provenance() as u64)
     }
 }
 

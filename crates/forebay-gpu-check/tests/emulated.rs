@@ -16,9 +16,10 @@ use forebay_model::ModelError;
 use forebay_model::sampling::Sampling;
 
 /// Checks that take little time, at least one of each family.
-const KERNELS: [&str; 47] = [
+const KERNELS: [&str; 48] = [
     "buffers",
     "gdeflate",
+    "modules from",
     "zstd",
     "norm",
     "quantize",

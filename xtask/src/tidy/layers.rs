@@ -28,6 +28,7 @@ const LAYERS: [(&str, &[&str]); 22] = [
             "forebay-model",
             "forebay-engine",
             "forebay-lab",
+            "forebay-modules",
         ],
     ),
     (

@@ -23,6 +23,7 @@ mod layer_embeddings;
 mod load;
 mod matmul;
 mod matvec;
+mod modules;
 mod ngrams;
 mod norm;
 mod paged;
@@ -71,6 +72,7 @@ pub fn checks() -> Vec<Check> {
         buffers::checks(),
         convert::checks(),
         load::checks(),
+        modules::checks(),
     ];
     families.into_iter().flatten().collect()
 }
