@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Times passes of a module whose weights are on a disk, with less RAM than they need, beside the rate of the disk.
 
-    bench/ssd-modules.py FOLDER [--gib N] [--ram SIZE] [--vram SIZE] [--device cuda:0|cpu] [--passes N]
+    bench/ssd-modules.py FOLDER [--gib N] [--ram SIZE] [--vram SIZE] [--device cuda:0|cpu] [--passes N] [--codec NAME]
 
 Writes N GiB of BF16 weights to a safetensors file in FOLDER, unless it is there, in layers of 64 MiB, and streams them with `source`. The module
 only touches its weights, so that a pass takes as long as they need to come. The limit is the rate of plain reads of the same file past the page cache,
-with 16 threads and 1 MiB each, measured before and after. To limit RAM for real, run it in a control group.
+with 64 threads and 512 KiB each, measured before and after. To limit RAM for real, run it in a control group.
 Columns: seconds of a pass, bytes that it reads, bytes of weights that it brings, rate of the disk, and the share of it that the pass reaches.
 """
 
@@ -29,6 +29,7 @@ parser.add_argument("--ram", default="1GiB")
 parser.add_argument("--vram", default="512MiB")
 parser.add_argument("--device", default="cuda:0")
 parser.add_argument("--passes", type=int, default=4)
+parser.add_argument("--codec", default="auto", help="none: a CPU needs more time to decode than most disks to read")
 arguments = parser.parse_args()
 MIB = 1 << 20
 ROWS, COLUMNS = 8192, 4096
@@ -44,19 +45,20 @@ class Layer(nn.Module):
 
 
 def disk_rate(path):
-    """Return the bytes per second of plain reads past the page cache, over two seconds."""
-    size, until, done = path.stat().st_size // MIB, time.perf_counter() + 2, [0] * 16
+    """Return the bytes per second of plain reads past the page cache, over three seconds."""
+    piece = MIB // 2
+    size, until, done = path.stat().st_size // piece, time.perf_counter() + 3, [0] * 64
 
     def read(number):
         file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-        buffer, at = mmap.mmap(-1, MIB), number
+        buffer, at = mmap.mmap(-1, piece), number
         while time.perf_counter() < until:
-            done[number] += os.preadv(file, [buffer], at % size * MIB)
-            at += 16
+            done[number] += os.preadv(file, [buffer], at % size * piece)
+            at += 64
         os.close(file)
 
     began = time.perf_counter()
-    threads = [threading.Thread(target=read, args=(number,)) for number in range(16)]
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(64)]
     [it.start() for it in threads]
     [it.join() for it in threads]
     return sum(done) / (time.perf_counter() - began)
@@ -77,7 +79,7 @@ with torch.device("meta"):
 x = torch.zeros((), device=arguments.device)
 with torch.inference_mode():
     rates = [disk_rate(path)]
-    with forebay.torch.stream(module, arguments.device, arguments.vram, ram=arguments.ram, source=path) as stream:
+    with forebay.torch.stream(module, arguments.device, arguments.vram, ram=arguments.ram, source=path, codec=arguments.codec) as stream:
         times, reads, loads = [], [], []
         for _ in range(arguments.passes + 2):
             before, began = stream.statistics(), time.perf_counter()

@@ -276,6 +276,38 @@ def test_parameters_of_other_classes_come_as_they_are(device):
     assert all(type(it.weight) is Quantised and it.weight.quant_type == "Q4_0" for it in module)
 
 
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_quantised_layers_of_diffusers_stay_quantised(device, kind):
+    diffusers, gguf = pytest.importorskip("diffusers"), pytest.importorskip("gguf")
+    from diffusers.quantizers.gguf.utils import GGUFLinear, GGUFParameter
+
+    kind = gguf.GGMLQuantizationType[kind]
+
+    def layer():
+        # In float32, whose products do not depend on where they are computed.
+        new = GGUFLinear(256, 128, bias=False, compute_dtype=torch.float32)
+        bytes = gguf.quants.quantize(torch.randn(128, 256).numpy(), kind)
+        new.weight = GGUFParameter(torch.from_numpy(bytes.copy()), quant_type=kind)
+        return new
+
+    def build():
+        torch.manual_seed(2)
+        return nn.Sequential(*(nn.Sequential(layer(), nn.Linear(128, 256)) for _ in range(6))).eval()
+
+    module, given = build(), torch.randn(3, 256, device=device)
+    weights = [block[0].weight.detach().as_subclass(torch.Tensor).clone() for block in module]
+    with torch.no_grad():
+        expected = build().to(device)(given)
+        with forebay.torch.stream(module, device, "512KiB") as stream:
+            for _ in range(3):
+                assert torch.equal(module(given), expected)
+            # Neither in RAM nor on the bus do they take more than in their file.
+            quantised = sum(it.numel() for it in weights)
+            assert stream.statistics().weight_bytes < quantised + 6 * (128 * 256 * 4 + 4096)
+    for block, weight in zip(module, weights, strict=True):
+        assert type(block[0].weight) is GGUFParameter and torch.equal(block[0].weight.as_tensor(), weight)
+
+
 def test_other_methods_are_passes(device):
     class Coder(nn.Module):
         def __init__(self):

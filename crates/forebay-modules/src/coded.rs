@@ -56,7 +56,8 @@ pub struct CodedChunk {
 }
 
 impl CodedChunk {
-    /// Codes bytes, if that makes them clearly smaller.
+    /// Codes bytes, if that makes them clearly smaller. `scratch` is memory that later calls use again: what they return has memory of its
+    /// exact size, so that none is lost between pieces of it.
     ///
     /// # Errors
     /// Returns an error if the bytes are too many for the codec.
@@ -64,14 +65,15 @@ impl CodedChunk {
         at: u64,
         plain: &[u8],
         weights: Option<Weights>,
+        scratch: &mut Vec<u8>,
     ) -> Result<CodedChunk, CodecError> {
         let bytes = plain.len();
         if let Some(weights) = weights {
-            let mut coded = Vec::new();
-            Encoder::new(Encoding::Exponents(weights)).encode(plain, &mut coded)?;
-            if (coded.len() as f64) < WORTH * bytes as f64 {
-                coded.shrink_to_fit();
-                return Ok(CodedChunk { codec: Codec::Exponents, coded: coded.into(), at, bytes });
+            scratch.clear();
+            Encoder::new(Encoding::Exponents(weights)).encode(plain, scratch)?;
+            if (scratch.len() as f64) < WORTH * bytes as f64 {
+                let coded = scratch.as_slice().to_vec().into();
+                return Ok(CodedChunk { codec: Codec::Exponents, coded, at, bytes });
             }
         }
         Ok(CodedChunk { codec: Codec::Raw, coded: plain.to_vec().into(), at, bytes })
@@ -101,8 +103,9 @@ pub fn encode(
     let next = AtomicUsize::new(0);
     let chunks = Mutex::new(Vec::new());
     let work = || {
+        let mut scratch = Vec::new();
         while let Some((at, plain, weights)) = plain.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let chunk = CodedChunk::encode(*at, plain, *weights);
+            let chunk = CodedChunk::encode(*at, plain, *weights, &mut scratch);
             chunks.lock().unwrap_or_else(PoisonError::into_inner).push(chunk);
         }
     };

@@ -44,6 +44,21 @@ impl HostDevice {
     }
 }
 
+impl HostDevice {
+    /// Lets the groups in a range leave, so that memory does not grow. Returns memory of one of them, if it has so many words and no caller
+    /// has it: the system need not give its pages again.
+    fn make_room(&self, range: &Range<u64>, words: usize) -> Option<Box<[u128]>> {
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = places.range(..range.end).rev();
+        let left = before.take_while(|(at, of)| **at + of.bytes().len() as u64 > range.start);
+        let left: Vec<u64> = left.map(|(at, _)| *at).collect();
+        let left: Vec<Arc<HostMemory>> = left.iter().filter_map(|at| places.remove(at)).collect();
+        drop(places);
+        let unused = left.into_iter().filter_map(Arc::into_inner).map(|memory| memory.0);
+        unused.filter(|memory| memory.len() == words).last()
+    }
+}
+
 impl Device for HostDevice {
     type Weights = Arriving;
     /// Any number: all work is done when its call returns.
@@ -52,16 +67,8 @@ impl Device for HostDevice {
     type Moment = Instant;
 
     fn load(&self, weights: Arriving, to: Range<u64>, _: &[()]) -> Result<(), DeviceError> {
-        {
-            // What was there leaves first, so that memory does not grow.
-            let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-            let before = places.range(..to.end).rev();
-            let left = before.take_while(|(at, of)| **at + of.bytes().len() as u64 > to.start);
-            let left: Vec<u64> = left.map(|(at, _)| *at).collect();
-            left.iter().for_each(|at| drop(places.remove(at)));
-        }
         let words = (to.end - to.start).div_ceil(size_of::<u128>() as u64) as usize;
-        let mut memory = vec![0_u128; words].into_boxed_slice();
+        let mut memory = self.make_room(&to, words).unwrap_or_else(|| vec![0; words].into());
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut memory);
         let mut decoder = Decoder::default();
         for chunk in weights {

@@ -29,8 +29,8 @@ class MappedTensors:
     It has the methods of `Tensors`, which reads instead.
     """
 
-    def __init__(self, files: Sequence[Path]) -> None:
-        self.table = open_table(in_natural_order(files))
+    def __init__(self, files: Sequence[Path] | _native.Table) -> None:
+        self.table = files if isinstance(files, _native.Table) else open_table(in_natural_order(files))
         self._maps = [_mapped(self.table, at, path) for at, path in enumerate(self.table.files())]
 
     def plan(self, wanted: Sequence[tuple[str, str]]) -> None:
@@ -38,17 +38,20 @@ class MappedTensors:
 
     def take(self, name: str) -> Any:
         """Return a tensor on the CPU."""
+        kind, _, shape, _ = self.table.facts(name)
+        return self.view(self.table.place(name), torch_dtype(name, kind), shape)
+
+    def view(self, place: tuple[int, int, int], dtype: Any, shape: Sequence[int]) -> Any:
+        """Return the tensor whose bytes are in this file, from this byte on, and so many."""
         import torch
 
-        kind, _, shape, _ = self.table.facts(name)
-        file, offset, nbytes = self.table.place(name)
-        dtype = torch_dtype(name, kind)
+        file, offset, nbytes = place
         if nbytes == 0:
             return torch.empty(shape, dtype=dtype)
         flat = torch.frombuffer(self._maps[file], dtype=torch.uint8, offset=offset, count=nbytes)
         if flat.data_ptr() % dtype.itemsize:
             flat = flat.clone()
-        return flat.view(dtype).view(shape)
+        return flat.view(dtype).view(list(shape))
 
     def close(self) -> None:
         """Tensors that were taken stay valid."""
@@ -58,6 +61,11 @@ class MappedTensors:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def can_map(table: _native.Table) -> bool:
+    """Return True if the files have tensors as they are in memory, and are on a disk."""
+    return all(FilePath(file).suffix in (".safetensors", ".gguf") and FilePath(file).is_file() for file in table.files())
 
 
 def _mapped(table: _native.Table, at: int, path: FilePath) -> mmap.mmap:

@@ -13,7 +13,7 @@ from ._absent import Absent, Weight, each
 from ._convert import memory_of, require, to_torch, torch_dtype
 from ._errors import Error, OptionError, OutOfMemoryError
 from ._load import bytes_of, open_table
-from ._mapped import file_of
+from ._mapped import MappedTensors, can_map, file_of
 
 torch = require("torch")
 
@@ -113,6 +113,8 @@ class ModuleStream:
         # Files with weights, and where those of parameters are.
         self._tables: list[_native.Table] = []
         self._places: dict[int, tuple[int, int, int, int]] = {}
+        # Maps of these files, where the weights go at the end.
+        self._maps: dict[int, MappedTensors | None] = {}
         # The types of those whose elements the file has in another form.
         self._kinds: dict[int, str] = {}
 
@@ -471,7 +473,8 @@ class ModuleStream:
         return plans
 
     def close(self) -> None:
-        """Give the modules their weights back, in RAM, as ordinary parameters. Needs RAM for all of them, but for those of mapped files."""
+        """Give the modules their weights back, as ordinary parameters in RAM. Those of safetensors and GGUF files are views of the mapped
+        files, which take no RAM until they are used."""
         if self._closed:
             return
         if any(unit.in_use for unit in self._units):
@@ -512,6 +515,13 @@ class ModuleStream:
         original = weight.original
         if original is not None and (failed or original.device.type != "meta"):
             return original
+        if original is not None and id(original) not in self._kinds:
+            source, *place = self._places[id(original)]
+            if source not in self._maps:
+                self._maps[source] = MappedTensors(self._tables[source]) if can_map(self._tables[source]) else None
+            if self._maps[source] is not None:
+                view = self._maps[source].view(place, weight.dtype, weight.shape)
+                return weight.parameter(view).requires_grad_(weight.requires_grad)
         return weight.parameter(self._read(weight)).requires_grad_(weight.requires_grad)
 
     def __enter__(self) -> ModuleStream:
