@@ -12,12 +12,31 @@ use crate::rate::Rate;
 use crate::stored::damaged;
 use crate::weights::Arriving;
 
+/// Weights begin at multiples of this, as those of PyTorch do: products round in another order elsewhere.
+const MEMORY_ALIGNMENT: usize = 64;
+
 /// Decoded weights of a group in RAM. They stay as long as this does, also when others have taken their place in the device.
-pub struct HostMemory(Box<[u128]>);
+pub struct HostMemory {
+    words: Box<[u128]>,
+    /// The bytes of the words that have weights.
+    range: Range<usize>,
+}
 
 impl HostMemory {
+    fn new(bytes: usize) -> HostMemory {
+        let words = (bytes + MEMORY_ALIGNMENT).div_ceil(size_of::<u128>());
+        let words = vec![0; words].into_boxed_slice();
+        let memory: &[u8] = bytemuck::cast_slice(&words);
+        let first = memory.as_ptr().align_offset(MEMORY_ALIGNMENT);
+        HostMemory { words, range: first..first + bytes }
+    }
+
     pub fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0)
+        &bytemuck::cast_slice(&self.words)[self.range.clone()]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[self.range.clone()]
     }
 }
 
@@ -45,17 +64,17 @@ impl HostDevice {
 }
 
 impl HostDevice {
-    /// Lets the groups in a range leave, so that memory does not grow. Returns memory of one of them, if it has so many words and no caller
+    /// Lets the groups in a range leave, so that memory does not grow. Returns memory of one of them, if it has as many bytes and no caller
     /// has it: the system need not give its pages again.
-    fn make_room(&self, range: &Range<u64>, words: usize) -> Option<Box<[u128]>> {
+    fn make_room(&self, range: &Range<u64>) -> Option<HostMemory> {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         let before = places.range(..range.end).rev();
         let left = before.take_while(|(at, of)| **at + of.bytes().len() as u64 > range.start);
         let left: Vec<u64> = left.map(|(at, _)| *at).collect();
         let left: Vec<Arc<HostMemory>> = left.iter().filter_map(|at| places.remove(at)).collect();
         drop(places);
-        let unused = left.into_iter().filter_map(Arc::into_inner).map(|memory| memory.0);
-        unused.filter(|memory| memory.len() == words).last()
+        let unused = left.into_iter().filter_map(Arc::into_inner);
+        unused.filter(|memory| memory.bytes().len() as u64 == range.end - range.start).last()
     }
 }
 
@@ -67,9 +86,9 @@ impl Device for HostDevice {
     type Moment = Instant;
 
     fn load(&self, weights: Arriving, to: Range<u64>, _: &[()]) -> Result<(), DeviceError> {
-        let words = (to.end - to.start).div_ceil(size_of::<u128>() as u64) as usize;
-        let mut memory = self.make_room(&to, words).unwrap_or_else(|| vec![0; words].into());
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut memory);
+        let new = || HostMemory::new((to.end - to.start) as usize);
+        let mut memory = self.make_room(&to).unwrap_or_else(new);
+        let bytes = memory.bytes_mut();
         let mut decoder = Decoder::default();
         for chunk in weights {
             let chunk = chunk?;
@@ -78,7 +97,7 @@ impl Device for HostDevice {
             self.rate.add(chunk.coded.len() as u64, began.elapsed());
         }
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        places.insert(to.start, Arc::new(HostMemory(memory)));
+        places.insert(to.start, Arc::new(memory));
         Ok(())
     }
 
@@ -133,6 +152,7 @@ mod tests {
             load(group, at).unwrap();
         }
         let old = device.memory(1024);
+        assert!(old.bytes().as_ptr().addr().is_multiple_of(MEMORY_ALIGNMENT));
         load(3, 512).unwrap();
         assert_eq!(device.places.lock().unwrap().keys().copied().collect::<Vec<_>>(), [512, 2048]);
         assert_eq!((old.bytes()[0], device.memory(512).bytes()[999]), (2, 4), "old ones stay");

@@ -1,5 +1,8 @@
 //! Weights of modules in device memory: on demand, and ahead of their use.
 
+mod loading;
+mod planning;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, ThreadId};
@@ -7,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use crate::device::{Device, DeviceError};
 use crate::order::{Root, Unit, UseOrder};
-use crate::plan::{Kept, PlanInput};
-use crate::prediction::{Load, PassInput, PassPrediction, predict};
-use crate::room::{ALIGNMENT, Choice, Group, Room, aligned};
-use crate::source::{Outside, WeightSource};
+use crate::plan::Kept;
+use crate::prediction::PassPrediction;
+use crate::room::{ALIGNMENT, Group, Room, aligned};
+use crate::source::WeightSource;
 use crate::timing::Timing;
 
 /// Weights that are in the device together.
@@ -390,126 +393,6 @@ impl<P> GroupState<P> {
 }
 
 impl<D: Device> Shared<D> {
-    /// Chooses the groups that stay, if others than now would save clearly more loads and no module is in use. Returns false if it must wait
-    /// for loads to end.
-    fn plan(&self, state: &mut State<D>) -> bool {
-        let always = || (0..self.groups.len()).filter(|group| self.groups[*group].stays);
-        let size = |group: &Group| aligned(self.groups[*group].bytes);
-        let sizes: Vec<u64> = self.groups.iter().map(|of| of.bytes).collect();
-        let sizes = &sizes[..];
-        let (kept, uses, order) = self.choose(state, sizes, 0);
-        let (bytes, uses) = (sizes, &uses[..]);
-        let is_first = state.fixed_bytes == 0 && state.room.bytes() == 0;
-        let tell = |kept: &Kept| {
-            let comes: Vec<Group> =
-                order.iter().copied().filter(|group| !kept.groups.contains(group)).collect();
-            self.source.plan(&comes);
-        };
-        let saves = kept.value(bytes, uses) as f64 > BETTER * state.kept.value(bytes, uses) as f64;
-        let in_use = state.groups.iter().any(|of| of.in_use > 0);
-        if !is_first && (!saves || in_use) {
-            tell(&state.kept);
-            return true;
-        }
-        if state.groups.iter().any(|of| matches!(of.place, Place::Queuing)) {
-            return false;
-        }
-        tell(&kept);
-        // The places of all others change, so everything comes again.
-        let mut after = state.room.points();
-        after.append(&mut state.after);
-        let there = state.groups.iter_mut().filter(|of| of.ready().is_some());
-        after.extend(there.flat_map(leave));
-        for queue in std::mem::take(&mut state.queues) {
-            match self.device.mark(queue) {
-                Ok(point) => after.push(point),
-                Err(error) => drop(state.lost.get_or_insert(error)),
-            }
-        }
-        after.retain(|point| !self.device.is_reached(point));
-        state.fixed.clear();
-        let mut at = 0;
-        for group in always().chain(kept.groups.iter().copied()) {
-            state.fixed.insert(group, at);
-            at += size(&group);
-        }
-        let stays = |unit: &Vec<Group>| unit.iter().all(|group| state.fixed.contains_key(group));
-        state.is_fixed = self.units.iter().map(stays).collect();
-        (state.fixed_bytes, state.kept) = (at, kept);
-        state.room = Room::new(self.bytes - at, after.clone());
-        state.after = after;
-        state.failed.clear();
-        true
-    }
-
-    /// Chooses the groups that stay beside those that always do, if the memory has so many more bytes. Returns how often each group is used,
-    /// and the groups in the order of their first use, too.
-    fn choose(&self, state: &State<D>, bytes: &[u64], more: u64) -> (Kept, Vec<u64>, Vec<Group>) {
-        let (mut uses, mut order) = (vec![0; self.groups.len()], Vec::new());
-        for (unit, count) in state.order.uses() {
-            for group in self.units[unit].iter().filter(|group| !self.groups[**group].stays) {
-                if uses[*group] == 0 {
-                    order.push(*group);
-                }
-                uses[*group] += count;
-            }
-        }
-        let come = |unit: &Vec<Group>| {
-            unit.iter().copied().filter(|group| !self.groups[*group].stays).collect::<Vec<_>>()
-        };
-        let units: Vec<Vec<Group>> = self.units.iter().map(come).collect();
-        let always = self.groups.iter().filter(|of| of.stays).map(|of| aligned(of.bytes));
-        let room = (self.bytes + more) / ALIGNMENT * ALIGNMENT - always.sum::<u64>();
-        let input = PlanInput { bytes, uses: &uses, order: &order, units: &units, room };
-        (Kept::choose(&input), uses, order)
-    }
-
-    fn predict(
-        &self,
-        root: Root,
-        more: u64,
-        more_ram: u64,
-    ) -> Result<Option<PassPrediction>, StreamError> {
-        let state = lock(&self.state);
-        let Some(timing) = &state.measured[root] else { return Ok(None) };
-        let timed = timing.resolve(&*self.device)?;
-        let expected = state.order.expected(root).iter().copied();
-        if !timed.iter().map(|(unit, _)| *unit).eq(expected) {
-            return Ok(None);
-        }
-        let bytes: Vec<u64> = self.groups.iter().map(|of| of.bytes).collect();
-        let kept = match more {
-            0 => state.kept.clone(),
-            more => self.choose(&state, &bytes, more).0,
-        };
-        let mut is_kept: Vec<bool> = self.groups.iter().map(|of| of.stays).collect();
-        kept.groups.iter().for_each(|group| is_kept[*group] = true);
-        let stays = is_kept.iter().zip(&bytes).filter(|(is_kept, _)| **is_kept);
-        let stays = stays.map(|(_, bytes)| aligned(*bytes)).sum();
-        let groups: Vec<Group> = (0..self.groups.len()).collect();
-        let rate = self.device.bytes_per_second();
-        let read_rate = self.source.read_bytes_per_second();
-        let seconds = |bytes: u64, rate: Option<f64>| rate.map_or(0.0, |rate| bytes as f64 / rate);
-        let load = |of: Outside| Load {
-            seconds: seconds(of.bytes, rate),
-            read_seconds: seconds(of.read_bytes, read_rate),
-            read_bytes: of.read_bytes,
-        };
-        let outside = self.source.outside(&groups, more_ram);
-        let loads: Vec<Load> = outside.into_iter().map(load).collect();
-        let sizes: Vec<u64> = bytes.iter().map(|bytes| aligned(*bytes)).collect();
-        let uses: Vec<(&[Group], f64)> =
-            timed.iter().map(|(unit, seconds)| (&self.units[*unit][..], *seconds)).collect();
-        Ok(Some(predict(&PassInput {
-            uses: &uses,
-            bytes: &sizes,
-            kept: &is_kept,
-            room: (self.bytes + more).saturating_sub(stays),
-            loads: &loads,
-            buffer_bytes: self.source.buffer_bytes(),
-        })))
-    }
-
     fn acquire(
         &self,
         unit: Unit,
@@ -691,25 +574,6 @@ impl<D: Device> Shared<D> {
         Ok(point.map(drop)?)
     }
 
-    /// Brings what a caller waits for, then what callers will use next, until the stream is closed.
-    fn load_ahead(&self) {
-        let mut state = lock(&self.state);
-        while !state.closes && state.lost.is_none() {
-            self.expect(&state);
-            state = match self.next(&state) {
-                Some((group, choice)) => self.load(state, group, choice),
-                None if self.make_room(&mut state) => state,
-                None => {
-                    state.loaders_wait += 1;
-                    let mut state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
-                    state.loaders_wait -= 1;
-                    state
-                }
-            };
-        }
-        self.changed.notify_all();
-    }
-
     fn wake_loader(&self, state: &State<D>) {
         // Without a waiter, this would still be a call of the system.
         if state.loaders_wait > 0 {
@@ -721,157 +585,6 @@ impl<D: Device> Shared<D> {
         if state.callers_wait > 0 {
             self.changed.notify_all();
         }
-    }
-
-    /// Tells the source of weights which groups come next, as far as is known.
-    fn expect(&self, state: &State<D>) {
-        let most = self.source.expects_max();
-        if most == 0 {
-            return;
-        }
-        let demanded = state.demand.iter().flat_map(|demand| demand.groups.iter().copied());
-        let units = state.order.upcoming();
-        let upcoming = units.flat_map(|unit| self.units[unit].iter().copied());
-        let mut expected: Vec<Group> = Vec::new();
-        for group in demanded.chain(upcoming) {
-            if state.groups[group].is_absent() && !expected.contains(&group) {
-                expected.push(group);
-                if expected.len() == most {
-                    break;
-                }
-            }
-        }
-        self.source.expect(&expected);
-    }
-
-    /// Returns the group that comes next, and the ranges in whose place. Groups that stay have their own.
-    fn next(&self, state: &State<D>) -> Option<(Group, Option<Choice>)> {
-        let is_wanted =
-            |group: &Group| state.groups[*group].is_absent() && !state.failed.contains_key(group);
-        let next_use = |group: Group| {
-            let may_leave = self.may_leave(&state.groups[group]);
-            let places = self.users[group].iter().filter_map(|unit| state.order.distance(*unit));
-            may_leave.then(|| places.min().unwrap_or(usize::MAX))
-        };
-        let choose = |group: Group, later_than| {
-            let bytes = self.groups[group].bytes;
-            Some((group, Some(state.room.choose(bytes, later_than, next_use)?)))
-        };
-        if let Some(group) = state.demand.as_ref().and_then(|demand| demand.groups.front()) {
-            return match state.fixed.contains_key(group) {
-                true => Some((*group, None)),
-                // What is in the way of a caller leaves, even if it is used soon.
-                false => choose(*group, None),
-            };
-        }
-        if state.pauses {
-            return None;
-        }
-        let (distance, group) =
-            state.order.upcoming().enumerate().find_map(|(distance, unit)| {
-                let group = self.units[unit].iter().copied().find(is_wanted)?;
-                Some((distance, group))
-            })?;
-        match state.fixed.contains_key(&group) {
-            true => Some((group, None)),
-            false => choose(group, Some(distance)),
-        }
-    }
-
-    fn may_leave(&self, of: &GroupState<D::Point>) -> bool {
-        of.in_use == 0 && of.ready().is_some()
-    }
-
-    /// Makes room for what a caller waits for, if there is none and no other caller will free any: what may leave is then between
-    /// what is used. Fails what is asked for if there still is none. Returns true if something has changed.
-    fn make_room(&self, state: &mut State<D>) -> bool {
-        let State { demand: Some(demand), uses, groups, room, failed, fixed, .. } = state else {
-            return false;
-        };
-        let Some(wanted) = demand.groups.front().copied() else { return false };
-        if uses.keys().any(|thread| *thread != demand.thread) {
-            return false;
-        }
-        // What another loader brings is in the way until it is there.
-        if groups.iter().any(|of| matches!(of.place, Place::Queuing)) {
-            return false;
-        }
-        let is_last_try = std::mem::replace(&mut demand.is_last_try, true);
-        if is_last_try {
-            let needed = self.groups[wanted].bytes;
-            demand.groups.clear();
-            failed.insert(wanted, StreamError::InUse { needed });
-            self.wake_callers(state);
-            return true;
-        }
-        // Weights of the same module that are there already may be in the way, too. Nothing else uses them yet.
-        let own = &self.units[demand.unit];
-        for (group, its) in groups.iter_mut().enumerate() {
-            let is_own = own.contains(&group) && its.in_use == 1;
-            let stays = fixed.contains_key(&group);
-            if stays || its.ready().is_none() || its.in_use > 0 && !is_own {
-                continue;
-            }
-            let points = leave(its);
-            room.free(group, points);
-            if is_own {
-                demand.groups.push_back(group);
-            }
-        }
-        true
-    }
-
-    /// Queues a load, without the lock.
-    fn load<'a>(
-        &'a self,
-        mut guard: MutexGuard<'a, State<D>>,
-        group: Group,
-        choice: Option<Choice>,
-    ) -> MutexGuard<'a, State<D>> {
-        let State { room, groups, demand, fixed, fixed_bytes, after, .. } = &mut *guard;
-        let bytes = self.groups[group].bytes;
-        if room.points_len() > POINTS_MAX {
-            room.forget(|point| self.device.is_reached(point));
-        }
-        let (at, after) = match choice {
-            None => {
-                after.retain(|point| !self.device.is_reached(point));
-                (fixed[&group], after.clone())
-            }
-            Some(choice) => {
-                let leaves = |group: Group| leave(&mut groups[group]);
-                let (at, after) = room.take(choice, group, bytes, leaves);
-                (*fixed_bytes + at, after)
-            }
-        };
-        groups[group].place = Place::Queuing;
-        if let Some(demand) = demand {
-            demand.groups.retain(|wanted| *wanted != group);
-        }
-        drop(guard);
-        let taken = self.source.take(group);
-        let loaded = taken.and_then(|weights| self.device.load(weights, at..at + bytes, &after));
-        let mut state = lock(&self.state);
-        match loaded {
-            Ok(ready) => {
-                state.groups[group].place = Place::There { at, ready, is_reached: false };
-                state.statistics.loads += 1;
-                state.statistics.loaded_bytes += bytes;
-            }
-            Err(error) => {
-                tracing::debug!("weights do not come: {error}");
-                state.groups[group].place = Place::Absent;
-                if !state.fixed.contains_key(&group) {
-                    state.room.free(group, after);
-                }
-                state.failed.insert(group, error.into());
-            }
-        }
-        self.wake_callers(&state);
-        if state.demand.is_some() {
-            self.wake_loader(&state);
-        }
-        state
     }
 }
 

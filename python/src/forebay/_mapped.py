@@ -42,7 +42,7 @@ class MappedTensors:
         return self.view(self.table.place(name), torch_dtype(name, kind), shape)
 
     def view(self, place: tuple[int, int, int], dtype: Any, shape: Sequence[int]) -> Any:
-        """Return the tensor whose bytes are in this file, from this byte on, and so many."""
+        """Return the tensor whose bytes are in this file, from this byte on, with this number of bytes."""
         import torch
 
         file, offset, nbytes = place
