@@ -356,6 +356,8 @@ impl WeightSource<Arriving> for ModuleWeights {
             failed.for_each(|read| *read = ReadState::Absent);
             arriving.kept = of.stays.then(Vec::new);
             state.taking = Some(group);
+            // Once it is taken, it would be read again.
+            state.expected.retain(|expected| *expected != group);
             self.shared.bell.ring();
         }
         Ok(arriving)
