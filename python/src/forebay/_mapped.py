@@ -12,6 +12,7 @@ from typing import Any
 
 from . import _native
 from ._convert import torch_dtype
+from ._errors import Error
 from ._load import Path, open_table
 from ._weights import in_natural_order
 
@@ -94,9 +95,16 @@ def _was_changed(address: int, nbytes: int) -> bool:
     import torch
 
     first, last = address // _PAGE, (address + nbytes - 1) // _PAGE
-    with open("/proc/self/pagemap", "rb", buffering=0) as file:
-        file.seek(first * 8)
-        data = bytearray(file.read((last - first + 1) * 8))
+    wanted, data = (last - first + 1) * 8, bytearray()
+    try:
+        with open("/proc/self/pagemap", "rb", buffering=0) as file:
+            file.seek(first * 8)
+            while len(data) < wanted and (part := file.read(wanted - len(data))):
+                data += part
+    except OSError as error:
+        raise Error(f"it cannot be known whether weights of mapped files were changed: {error}: load the module without a stream") from None
+    if len(data) < wanted:
+        return True
     entries = torch.frombuffer(data, dtype=torch.int64)
     # Bit 63: in RAM, which is the sign. Bit 62: swapped out, as only pages that are no longer the file's are. Bit 61: the file's.
     is_there, is_swapped, is_of_file = entries < 0, (entries >> 62) & 1 == 1, (entries >> 61) & 1 == 1
