@@ -91,6 +91,11 @@ impl CodedChunk {
     }
 }
 
+/// Returns the bytes of chunks as they are in memory.
+pub fn coded_bytes(chunks: &[CodedChunk]) -> u64 {
+    chunks.iter().map(|chunk| chunk.coded.len() as u64).sum()
+}
+
 /// Codes chunks with so many threads: each is its place in the group, its bytes, and what they are if they can be coded. Returns them in the
 /// order of their places.
 ///

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use forebay_codec::{Codec, Container, Float, Weights};
+use forebay_codec::{Codec, Container};
 use forebay_compute::Pool;
 use forebay_cuda::{
     CodedContainer, ContainerDecoder, CopyStream, DeviceMemory, DevicePtr, ForeignStream, Gpu,
@@ -127,17 +127,6 @@ fn failed(error: impl std::fmt::Display) -> DeviceError {
     DeviceError::of_device(&error)
 }
 
-/// Returns the type of decoded weights.
-fn type_of(weights: Weights) -> Option<TensorType> {
-    match weights {
-        Weights::Plain(Float::Bf16) => Some(TensorType::BF16),
-        Weights::Plain(Float::F16) => Some(TensorType::F16),
-        Weights::Plain(Float::F8E4M3) => Some(TensorType::F8_E4M3),
-        Weights::Plain(Float::F8E5M2) => Some(TensorType::F8_E5M2),
-        Weights::Compact(_) => None,
-    }
-}
-
 /// Returns what the GPU is to decode of a slot, by type.
 fn containers(
     filled: &FilledSlot,
@@ -147,8 +136,10 @@ fn containers(
     for (chunk, range) in filled.batch.coded(true) {
         let container = Container::read(&chunk.coded, chunk.bytes);
         let container = container.map_err(|error| damaged(&error))?;
-        let ty = type_of(container.weights()).filter(|_| container.rest().is_empty());
-        let ty = ty.ok_or_else(|| damaged(&"a chunk is of another type"))?;
+        let ty = TensorType::from_weights(container.weights());
+        if ty.compact().is_some() || !container.rest().is_empty() {
+            return Err(damaged(&"a chunk is of another type"));
+        }
         let of = CodedContainer {
             ty,
             from: filled.slot.stage.offset(range.start),
@@ -345,9 +336,8 @@ impl CudaDevice {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner).slots.push_back(slot);
         Ok(())
     }
-}
 
-impl CudaDevice {
+    /// Fills and queues slot after slot with the chunks of a group.
     fn load_all(
         &self,
         mut weights: Arriving,

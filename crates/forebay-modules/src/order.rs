@@ -87,9 +87,9 @@ impl UseOrder {
         self.expect(root);
     }
 
-    /// Notes that the pass has ended as a whole. It is what is expected next time.
-    pub fn end(&mut self) {
-        let Some(root) = self.current.filter(|_| self.runs) else { return };
+    /// Notes that the pass has ended as a whole. It is what is expected next time. Returns its root, if one was running.
+    pub fn end(&mut self) -> Option<Root> {
+        let root = self.current.filter(|_| self.runs)?;
         self.runs = false;
         if self.roots.iter().map(|of| of.passes).sum::<u64>() >= LATE {
             self.roots.iter_mut().for_each(|of| of.passes = of.passes.div_ceil(2));
@@ -100,6 +100,7 @@ impl UseOrder {
             of.order = std::mem::take(&mut self.used);
         }
         self.expect(self.roots[root].next);
+        Some(root)
     }
 
     /// Notes that a module is used. Returns true if it was expected.
@@ -139,11 +140,6 @@ impl UseOrder {
     /// Returns the modules that the next pass of a root is expected to use.
     pub fn expected(&self, root: Root) -> &[Unit] {
         &self.roots[root].order
-    }
-
-    /// Returns the root of the pass that runs, if one does, and how many modules it has used.
-    pub fn running(&self) -> Option<(Root, usize)> {
-        Some((self.current.filter(|_| self.runs)?, self.used.len()))
     }
 
     /// Returns how many uses were not the expected ones.

@@ -79,19 +79,11 @@ impl Kept {
         for uses in uses.into_iter().rev().filter(|uses| *uses > 0) {
             let class =
                 input.order.iter().filter(|group| !is_kept[**group] && input.uses[**group] == uses);
-            let class: Vec<Group> = class.copied().collect();
-            let total: u64 = class.iter().map(size).sum();
-            let (mut seen, mut kept) = (0, 0);
-            for group in class {
-                let bytes = size(&group);
-                seen += bytes;
-                let share = u128::from(seen) * u128::from(left.min(total));
-                if u128::from(kept + bytes) * u128::from(total) <= share {
-                    is_kept[group] = true;
-                    kept += bytes;
-                }
+            let class: Vec<(Group, u64)> = class.map(|group| (*group, size(group))).collect();
+            for group in spread(&class, left) {
+                is_kept[group] = true;
+                left -= size(&group);
             }
-            left -= kept;
         }
         let groups: Vec<Group> =
             input.order.iter().copied().filter(|group| is_kept[*group]).collect();
@@ -103,6 +95,21 @@ impl Kept {
         let value = |group: &Group| u128::from(bytes[*group]) * u128::from(uses[*group]);
         self.groups.iter().map(value).sum()
     }
+}
+
+/// Chooses groups that have at most so many bytes together, evenly over their order.
+pub fn spread(groups: &[(Group, u64)], room: u64) -> Vec<Group> {
+    let total: u64 = groups.iter().map(|(_, bytes)| bytes).sum();
+    let (mut seen, mut kept, mut chosen) = (0, 0, Vec::new());
+    for (group, bytes) in groups {
+        seen += bytes;
+        let share = u128::from(seen) * u128::from(room.min(total));
+        if u128::from(kept + bytes) * u128::from(total) <= share {
+            chosen.push(*group);
+            kept += bytes;
+        }
+    }
+    chosen
 }
 
 #[cfg(test)]
@@ -121,6 +128,16 @@ mod tests {
         let rest = bytes.iter().enumerate().filter(|(group, _)| !kept.groups.contains(group));
         assert!(kept.bytes + rest.map(|(_, bytes)| *bytes).max().unwrap_or(0) <= room);
         kept.groups
+    }
+
+    #[test]
+    fn groups_are_chosen_evenly() {
+        let groups: Vec<(Group, u64)> = (0..8).map(|group| (group, 10)).collect();
+        assert_eq!(spread(&groups, 40), [1, 3, 5, 7]);
+        assert_eq!(spread(&groups, 80), (0..8).collect::<Vec<_>>());
+        assert_eq!(spread(&groups, 1000), (0..8).collect::<Vec<_>>());
+        assert_eq!(spread(&groups, 9), Vec::<Group>::new());
+        assert_eq!(spread(&[(3, 30), (4, 5), (5, 5)], 10), [4, 5]);
     }
 
     #[test]

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_store::{
-    Arena, BlockLabel, BlockRead, Completion, EngineOptions, IoKind, IoStatistics, Priority,
-    ReadEngine, SlotBuffer, StoreError, open_engine,
+    Arena, BlockLabel, BlockRead, Completion, EngineOptions, FileSet, IoKind, IoStatistics,
+    Priority, ReadEngine, SlotBuffer, StoreError, open_engine,
 };
 
 use crate::buffers::{Bell, Buffers, Filled};
@@ -52,7 +52,7 @@ impl Reader {
         let bytes = wanted.min(BUFFERS_MAX).min(room / BUFFERS_SHARE);
         let count = (bytes / slot as u64).max(BUFFERS_MIN) as usize;
         let arena = Arena::map(count * slot).map_err(failed)?;
-        let open = |files: &forebay_store::FileSet| {
+        let open = |files: &FileSet| {
             let suited = EngineOptions::suited_to(files);
             let queue_depth = suited.queue_depth.min(DEPTH);
             let options = EngineOptions { queue_depth, background_depth: queue_depth, ..suited };
@@ -96,6 +96,29 @@ impl Reader {
         engine.submit(BlockRead { id: id as u64, label, layout, buffer, priority });
     }
 
+    /// Returns how a read has ended, with its group and its number there.
+    fn end(
+        &mut self,
+        groups: &[StoredGroup],
+        completion: Completion,
+    ) -> Option<(Group, usize, ReadState)> {
+        let (group, read) = self.requests.get_mut(completion.id as usize)?.take()?;
+        let end = match (completion.result, completion.buffer) {
+            (Ok(_), Some(buffer)) => {
+                let buffer = Arc::new(Filled::new(buffer, &self.buffers));
+                ReadState::Arrived(groups[group].reads[read].chunks_in(buffer))
+            }
+            (Err(error), buffer) => {
+                if let Some(buffer) = buffer {
+                    self.buffers.put(buffer);
+                }
+                ReadState::Failed(DeviceError::of_source(&error))
+            }
+            (Ok(_), None) => ReadState::Failed(DeviceError::Source("a read was lost".into())),
+        };
+        Some((group, read, end))
+    }
+
     fn statistics(&self) -> IoStatistics {
         let mut all = IoStatistics::default();
         for engine in self.engines.iter().flatten().flatten() {
@@ -131,7 +154,6 @@ fn make_room(state: &mut State) -> Vec<ReadState> {
     if !matches!(awaited, Some(ReadState::Absent)) {
         return Vec::new();
     }
-    let has_arrived = |of: &ReadState| matches!(of, ReadState::Arrived(_));
     let others = (0..state.groups.len()).filter(|group| !state.expected.contains(group));
     let last = others.chain(state.expected.iter().rev().copied());
     // Reads of the group itself are behind the one that is awaited.
@@ -139,8 +161,16 @@ fn make_room(state: &mut State) -> Vec<ReadState> {
         .filter(|group| *group != taking)
         .chain([taking])
         .find(|group| state.groups[*group].reads.iter().any(has_arrived));
-    let Some(victim) = victim else { return Vec::new() };
-    let arrived = state.groups[victim].reads.iter_mut().filter(|of| has_arrived(of));
+    victim.map(|victim| take_arrived(&mut state.groups[victim].reads)).unwrap_or_default()
+}
+
+fn has_arrived(read: &ReadState) -> bool {
+    matches!(read, ReadState::Arrived(_))
+}
+
+/// Takes what has arrived, so that its buffers become free once the state is unlocked.
+fn take_arrived(reads: &mut [ReadState]) -> Vec<ReadState> {
+    let arrived = reads.iter_mut().filter(|read| has_arrived(read));
     arrived.map(|read| std::mem::replace(read, ReadState::Absent)).collect()
 }
 
@@ -173,29 +203,7 @@ pub fn run(shared: &Shared, mut reader: Reader) {
         }
         let waited = reader.wait(&mut done);
         let io = reader.statistics();
-        let ends: Vec<_> = done
-            .drain(..)
-            .filter_map(|completion| {
-                let place = reader.requests.get_mut(completion.id as usize)?.take()?;
-                Some((place, completion.result, completion.buffer))
-            })
-            .collect();
-        let ends = ends.into_iter().map(|((group, read), result, buffer)| {
-            let state = match (result, buffer) {
-                (Ok(_), Some(buffer)) => {
-                    let buffer = Arc::new(Filled::new(buffer, &reader.buffers));
-                    ReadState::Arrived(shared.groups[group].reads[read].chunks_in(buffer))
-                }
-                (Err(error), buffer) => {
-                    if let Some(buffer) = buffer {
-                        reader.buffers.put(buffer);
-                    }
-                    ReadState::Failed(DeviceError::of_source(&error))
-                }
-                (Ok(_), None) => ReadState::Failed(DeviceError::Source("a read was lost".into())),
-            };
-            (group, read, state)
-        });
+        let ends = done.drain(..).filter_map(|completion| reader.end(&shared.groups, completion));
         let ends: Vec<_> = ends.collect();
         let mut state = shared.lock();
         state.io = io;
@@ -211,9 +219,8 @@ pub fn run(shared: &Shared, mut reader: Reader) {
     }
     // What arrived gives its buffers back.
     let mut state = shared.lock();
-    let reads = state.groups.iter_mut().flat_map(|group| &mut group.reads);
-    let arrived = reads.filter(|of| matches!(of, ReadState::Arrived(_)));
-    let dropped: Vec<_> = arrived.map(|read| std::mem::replace(read, ReadState::Absent)).collect();
+    let dropped: Vec<_> =
+        state.groups.iter_mut().map(|group| take_arrived(&mut group.reads)).collect();
     drop(state);
     drop(dropped);
     shared.notify();

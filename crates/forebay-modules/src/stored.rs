@@ -1,11 +1,13 @@
 //! Where the bytes of a group are: in RAM for good, or in files.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use forebay_codec::{CHUNK_BYTES, Codec, Compact, Decoder, Weights, decode_compact};
-use forebay_store::{BlockLayout, Extent, FileSet, StoreError};
+use forebay_format::pack::Chunk;
+use forebay_store::{BlockLayout, Extent, FileSet, Part};
 
-use crate::coded::{CodedChunk, encode};
+use crate::coded::{CodedChunk, SharedBytes, encode};
 use crate::device::DeviceError;
 use crate::room::aligned;
 
@@ -130,35 +132,32 @@ impl StoredGroup {
         codes: bool,
     ) -> Result<StoredGroup, DeviceError> {
         let (mut places, mut end) = (Vec::new(), 0);
-        let mut small = Vec::new();
+        // What is in RAM for good: where it goes, its bytes, and what they are if they are to be coded.
+        let mut here: Vec<(u64, Cow<'_, [u8]>, Option<Weights>)> = Vec::new();
         let mut chunks: Vec<Vec<FileChunk>> = sources.iter().map(|_| Vec::new()).collect();
         for tensor in tensors {
             let weights = tensor.weights.filter(|_| codes);
             let (bytes, file) = match tensor.from {
-                TensorFrom::Ram(bytes) => (bytes.len() as u64, None),
-                TensorFrom::File(file) => (file.bytes(), Some(file)),
+                TensorFrom::Ram(bytes) => {
+                    here.push((end, bytes.into(), weights));
+                    (bytes.len() as u64, None)
+                }
+                TensorFrom::File(file) => {
+                    let files = &sources[file.source];
+                    match file.bytes() < SMALL_BYTES {
+                        true => here.push((end, read_all(files, &file)?.into(), weights)),
+                        false => chunks[file.source].extend(files.chunks(&file, end, weights)?),
+                    }
+                    (file.bytes(), Some(file))
+                }
             };
             places.push(TensorPlace { at: end, bytes, file });
-            if let Some(file) = file {
-                let files = &sources[file.source];
-                if bytes < SMALL_BYTES {
-                    small.push((end, read_all(files, &file)?, weights));
-                } else {
-                    chunks[file.source].extend(files.chunks(&file, end, weights)?);
-                }
-            }
             end += aligned(bytes);
         }
-        let from_ram =
-            tensors.iter().zip(&places).filter_map(|(tensor, place)| match tensor.from {
-                TensorFrom::Ram(bytes) => Some((place.at, bytes, tensor.weights.filter(|_| codes))),
-                TensorFrom::File(..) => None,
-            });
-        let from_files = small.iter().map(|(at, bytes, weights)| (*at, &bytes[..], *weights));
         let mut plain = Vec::new();
-        for (at, bytes, weights) in from_ram.chain(from_files) {
+        for (at, bytes, weights) in &here {
             for (index, chunk) in bytes.chunks(CHUNK_BYTES).enumerate() {
-                plain.push((at + (index * CHUNK_BYTES) as u64, chunk, weights));
+                plain.push((at + (index * CHUNK_BYTES) as u64, chunk, *weights));
             }
         }
         let held = encode(&plain, threads).map_err(|error| DeviceError::of_source(&error))?;
@@ -190,15 +189,9 @@ impl StoredGroup {
         &self.weights
     }
 
-    /// Returns the bytes of chunks in RAM for good.
-    pub fn held_bytes(&self) -> u64 {
-        self.held.iter().map(|chunk| chunk.coded.len() as u64).sum()
-    }
-
     /// Returns the bytes of the other chunks in their files.
     pub fn read_bytes(&self) -> u64 {
-        let parts = self.reads.iter().flat_map(|read| read.layout.parts.iter());
-        parts.map(|part| part.extent.length).sum()
+        self.reads.iter().flat_map(|read| &read.chunks).map(FileChunk::bytes_read).sum()
     }
 }
 
@@ -226,7 +219,7 @@ pub fn damaged(error: &dyn std::fmt::Display) -> DeviceError {
 /// Reads a tensor to memory of its own.
 fn read_all(files: &WeightFiles, file: &TensorFile) -> Result<Vec<u8>, DeviceError> {
     let mut bytes = vec![0; file.extent.length as usize];
-    let read: Result<(), StoreError> = files.decoded.read_exact(file.extent, &mut bytes);
+    let read = files.decoded.read_exact(file.extent, &mut bytes);
     read.map_err(|error| DeviceError::of_source(&error))?;
     match file.compact {
         Some(of) => expanded(of, &bytes),
@@ -251,13 +244,13 @@ impl WeightFiles {
     ) -> Result<Vec<FileChunk>, DeviceError> {
         let extent = file.extent;
         let has = self.decoded.file_bytes(extent.file).unwrap_or(0);
-        let is_coded = !self.decoded.coded_chunks(extent).is_empty();
+        let coded = self.decoded.coded_chunks(extent);
+        let is_coded = !coded.is_empty();
         if !is_coded && extent.end() > has {
             let words =
                 format!("weights end at byte {}, but the file ends at byte {has}", extent.end());
             return Err(DeviceError::Source(words));
         }
-        let coded = self.decoded.coded_chunks(extent);
         let as_stored = coded.iter().all(|chunk| {
             let is_inside = chunk.offset >= extent.offset && chunk.end() <= extent.end();
             let to = at + chunk.offset.saturating_sub(extent.offset);
@@ -269,7 +262,7 @@ impl WeightFiles {
             is_inside && can_decode
         });
         if is_coded && as_stored && file.compact.is_none() {
-            let chunk = |chunk: &forebay_format::pack::Chunk| FileChunk {
+            let chunk = |chunk: &Chunk| FileChunk {
                 codec: chunk.codec,
                 extent: Extent {
                     file: extent.file,
@@ -344,9 +337,9 @@ impl FileRead {
     /// Returns the chunks in a buffer to which they were read.
     pub fn chunks_in(&self, buffer: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Vec<CodedChunk> {
         let chunks = self.chunks.iter().zip(self.layout.parts.iter());
-        let chunk = |(chunk, part): (&FileChunk, &forebay_store::Part)| {
+        let chunk = |(chunk, part): (&FileChunk, &Part)| {
             let end = part.at + part.extent.length as usize - chunk.padding;
-            let coded = crate::coded::SharedBytes::of(Arc::clone(&buffer), part.at..end);
+            let coded = SharedBytes::of(Arc::clone(&buffer), part.at..end);
             CodedChunk { codec: chunk.codec, coded, at: chunk.at, bytes: chunk.bytes }
         };
         chunks.map(chunk).collect()

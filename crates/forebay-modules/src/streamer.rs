@@ -91,10 +91,16 @@ struct Shared<D: Device> {
     source: Arc<dyn WeightSource<D::Weights>>,
     groups: Vec<GroupOptions>,
     units: Vec<Vec<Group>>,
+    /// The groups of each module that do not always stay.
+    coming: Vec<Vec<Group>>,
     /// The modules that use each group.
     users: Vec<Vec<Unit>>,
-    /// Bytes of device memory.
+    /// Bytes of each group in the device, and those that it takes up there.
+    sizes: Vec<u64>,
+    aligned: Vec<u64>,
+    /// Bytes of device memory, and of the groups that always stay.
     bytes: u64,
+    always_bytes: u64,
     state: Mutex<State<D>>,
     /// Notified when weights have come, or do not come.
     changed: Condvar,
@@ -212,12 +218,18 @@ impl<D: Device> Streamer<D> {
         for (unit, of) in units.iter().enumerate() {
             of.iter().for_each(|group| users[*group].push(unit));
         }
-        let come = |unit: &Vec<Group>| -> u64 {
-            let of = unit.iter().map(|group| &groups[*group]);
-            of.filter(|of| !of.stays).map(|of| aligned(of.bytes)).sum()
+        let sizes: Vec<u64> = groups.iter().map(|of| of.bytes).collect();
+        let aligned: Vec<u64> = sizes.iter().map(|bytes| aligned(*bytes)).collect();
+        let come = |unit: &Vec<Group>| -> Vec<Group> {
+            unit.iter().copied().filter(|group| !groups[*group].stays).collect()
         };
-        let stay = groups.iter().filter(|of| of.stays).map(|of| aligned(of.bytes)).sum::<u64>();
-        let needed = stay + units.iter().map(come).max().unwrap_or(0);
+        let coming: Vec<Vec<Group>> = units.iter().map(come).collect();
+        let sum = |groups: &mut dyn Iterator<Item = Group>| -> u64 {
+            groups.map(|group| aligned[group]).sum()
+        };
+        let always_bytes = sum(&mut (0..groups.len()).filter(|group| groups[*group].stays));
+        let largest = coming.iter().map(|unit| sum(&mut unit.iter().copied())).max().unwrap_or(0);
+        let needed = always_bytes + largest;
         if needed > bytes / ALIGNMENT * ALIGNMENT {
             return Err(StreamError::TooSmall { needed, has: bytes });
         }
@@ -246,8 +258,21 @@ impl<D: Device> Streamer<D> {
             statistics: StreamStatistics::default(),
         };
         let (state, changed, work) = (Mutex::new(state), Condvar::new(), Condvar::new());
-        let shared =
-            Arc::new(Shared { device, source, groups, units, users, bytes, state, changed, work });
+        let shared = Arc::new(Shared {
+            device,
+            source,
+            groups,
+            units,
+            coming,
+            users,
+            sizes,
+            aligned,
+            bytes,
+            always_bytes,
+            state,
+            changed,
+            work,
+        });
         shared.plan(&mut lock(&shared.state));
         // Weights of files come one after the other, as the disk reads them. Of those in RAM, one is queued while another one is copied.
         let count = if shared.source.expects_max() > 0 { 1 } else { 2 };
@@ -274,11 +299,9 @@ impl<D: Device> Streamer<D> {
     /// Notes that a pass has ended as a whole. A pass that fails does not end.
     pub fn end(&self) {
         let mut state = lock(&self.shared.state);
-        let root = state.order.running().map(|(root, _)| root);
-        if let (Some(root), Some(timing)) = (root, state.measuring.take()) {
+        if let (Some(root), Some(timing)) = (state.order.end(), state.measuring.take()) {
             state.measured[root] = Some(timing);
         }
-        state.order.end();
         state.statistics.passes += 1;
         while !self.shared.plan(&mut state) && !state.closes && state.lost.is_none() {
             // The loaders end what they have begun, and begin nothing.

@@ -7,8 +7,9 @@ use std::thread::{self, JoinHandle};
 use forebay_store::{FileSet, IoStatistics};
 
 use crate::buffers::Bell;
-use crate::coded::{CodedChunk, encode};
+use crate::coded::{CodedChunk, coded_bytes, encode};
 use crate::device::DeviceError;
+use crate::plan::spread;
 use crate::reading::{self, Reader};
 use crate::room::Group;
 use crate::source::{Outside, WeightSource};
@@ -88,7 +89,7 @@ impl WeightsBuilder {
     pub fn finish(&mut self) -> Result<ModuleWeights, DeviceError> {
         let WeightsBuilder { sources, options, groups } = self;
         let options = *options;
-        let held: u64 = groups.iter().map(StoredGroup::held_bytes).sum();
+        let held: u64 = groups.iter().map(|group| coded_bytes(&group.held)).sum();
         let bell = Arc::new(Bell::default());
         let room = options.ram.saturating_sub(held);
         let reader = match groups.iter().any(|group| !group.reads.is_empty()) {
@@ -118,7 +119,7 @@ impl WeightsBuilder {
 }
 
 /// What weights take up outside of the device, and what was read.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WeightStatistics {
     /// Bytes of all weights in a device.
     pub weight_bytes: u64,
@@ -130,8 +131,6 @@ pub struct WeightStatistics {
     pub file_bytes: u64,
     /// Bytes that were read.
     pub read_bytes: u64,
-    /// Time for which the disk was busy.
-    pub read_seconds: f64,
 }
 
 /// Weights of modules outside of the device.
@@ -215,6 +214,27 @@ impl Shared {
     pub fn notify(&self) {
         self.arrived.notify_all();
     }
+
+    /// Returns the bytes that a group from files has in RAM, or is expected to have there by what coding has saved so far.
+    fn size_in_ram(&self, state: &State, group: Group) -> u64 {
+        if let Some(chunks) = &state.groups[group].resident {
+            return coded_bytes(chunks);
+        }
+        let ratio = match (self.options.codes, state.plain_bytes) {
+            (true, 1..) => state.coded_bytes as f64 / state.plain_bytes as f64,
+            _ => 1.0,
+        };
+        let chunks = self.groups[group].reads.iter().flat_map(|read| &read.chunks);
+        let bytes = chunks.map(|chunk| match chunk.weights {
+            Some(_) => (chunk.bytes as f64 * ratio).ceil() as u64,
+            None => chunk.bytes_read(),
+        });
+        bytes.sum()
+    }
+
+    fn sizes_in_ram(&self, state: &State, groups: &[Group]) -> Vec<(Group, u64)> {
+        groups.iter().map(|group| (*group, self.size_in_ram(state, *group))).collect()
+    }
 }
 
 impl ModuleWeights {
@@ -276,7 +296,7 @@ impl ModuleWeights {
         let changed = StoredGroup::new(&tensors, &[], threads, codes)?.held;
         let mut state = self.shared.lock();
         let before = state.groups[group].resident.take();
-        state.resident_bytes -= before.map_or(0, |chunks| bytes_of(&chunks));
+        state.resident_bytes -= before.map_or(0, |chunks| coded_bytes(&chunks));
         let of = &mut state.groups[group];
         (of.changed, of.stays) = (Some(Arc::new(changed)), false);
         Ok(())
@@ -291,7 +311,6 @@ impl ModuleWeights {
             buffer_bytes: self.buffer_bytes,
             file_bytes: groups().map(StoredGroup::read_bytes).sum(),
             read_bytes: state.io.bytes_read,
-            read_seconds: state.io.busy_seconds,
         }
     }
 }
@@ -302,28 +321,10 @@ impl Drop for ModuleWeights {
     }
 }
 
-fn bytes_of(chunks: &[CodedChunk]) -> u64 {
-    chunks.iter().map(|chunk| chunk.coded.len() as u64).sum()
-}
-
 impl State {
     fn changed_bytes(&self) -> u64 {
         let changed = self.groups.iter().filter_map(|group| group.changed.as_ref());
-        changed.map(|chunks| bytes_of(chunks)).sum()
-    }
-
-    /// Returns how many bytes a group from files is expected to take in RAM, by what coding has saved so far.
-    fn expected_bytes(&self, group: &StoredGroup, codes: bool) -> u64 {
-        let ratio = match (codes, self.plain_bytes) {
-            (true, 1..) => self.coded_bytes as f64 / self.plain_bytes as f64,
-            _ => 1.0,
-        };
-        let chunks = group.reads.iter().flat_map(|read| &read.chunks);
-        let bytes = chunks.map(|chunk| match chunk.weights {
-            Some(_) => (chunk.bytes as f64 * ratio).ceil() as u64,
-            None => chunk.bytes_read(),
-        });
-        bytes.sum()
+        changed.map(|chunks| coded_bytes(chunks)).sum()
     }
 }
 
@@ -386,11 +387,7 @@ impl WeightSource<Arriving> for ModuleWeights {
             !reads.is_empty() && state.groups[**group].changed.is_none()
         };
         let order: Vec<Group> = order.iter().filter(from_files).copied().collect();
-        let size = |group: Group| match &state.groups[group].resident {
-            Some(chunks) => bytes_of(chunks),
-            None => state.expected_bytes(&self.shared.groups[group], self.shared.options.codes),
-        };
-        let sizes: Vec<(Group, u64)> = order.iter().map(|group| (*group, size(*group))).collect();
+        let sizes = self.shared.sizes_in_ram(&state, &order);
         let chosen = spread(&sizes, state.room);
         let bytes = |is_chosen: &dyn Fn(Group) -> bool| -> u64 {
             sizes.iter().filter(|(group, _)| is_chosen(*group)).map(|(_, bytes)| bytes).sum()
@@ -408,36 +405,24 @@ impl WeightSource<Arriving> for ModuleWeights {
                 left.extend(of.resident.take());
             }
         }
-        state.resident_bytes -= left.iter().map(|chunks| bytes_of(chunks)).sum::<u64>();
+        state.resident_bytes -= left.iter().map(|chunks| coded_bytes(chunks)).sum::<u64>();
     }
 
     fn outside(&self, groups: &[Group], more_ram: u64) -> Vec<Outside> {
         let state = self.shared.lock();
-        let codes = self.shared.options.codes;
-        let sizes: Vec<(Group, u64)> = state
-            .planned
-            .iter()
-            .map(|group| {
-                let size = match &state.groups[*group].resident {
-                    Some(chunks) => bytes_of(chunks),
-                    None => state.expected_bytes(&self.shared.groups[*group], codes),
-                };
-                (*group, size)
-            })
-            .collect();
+        let sizes = self.shared.sizes_in_ram(&state, &state.planned);
         let chosen = spread(&sizes, state.room.saturating_add(more_ram));
         let outside = |group: &Group| {
             let (of, its) = (&self.shared.groups[*group], &state.groups[*group]);
             if let Some(changed) = &its.changed {
-                return Outside { bytes: bytes_of(changed), read_bytes: 0 };
+                return Outside { bytes: coded_bytes(changed), read_bytes: 0 };
             }
             let read_bytes = of.read_bytes();
-            let from_files = match (&its.resident, chosen.contains(group)) {
-                (Some(chunks), _) => (bytes_of(chunks), 0),
-                (None, true) => (state.expected_bytes(of, codes), 0),
-                (None, false) => (read_bytes, read_bytes),
+            let (bytes, read_bytes) = match its.resident.is_some() || chosen.contains(group) {
+                true => (self.shared.size_in_ram(&state, *group), 0),
+                false => (read_bytes, read_bytes),
             };
-            Outside { bytes: of.held_bytes() + from_files.0, read_bytes: from_files.1 }
+            Outside { bytes: coded_bytes(&of.held) + bytes, read_bytes }
         };
         groups.iter().map(outside).collect()
     }
@@ -461,21 +446,6 @@ impl WeightSource<Arriving> for ModuleWeights {
             let _ = thread.join();
         }
     }
-}
-
-/// Chooses groups that have at most so many bytes together, evenly over their order.
-fn spread(groups: &[(Group, u64)], room: u64) -> Vec<Group> {
-    let total: u64 = groups.iter().map(|(_, bytes)| bytes).sum();
-    let (mut seen, mut kept, mut chosen) = (0, 0, Vec::new());
-    for (group, bytes) in groups {
-        seen += bytes;
-        let share = u128::from(seen) * u128::from(room.min(total));
-        if u128::from(kept + bytes) * u128::from(total) <= share {
-            chosen.push(*group);
-            kept += bytes;
-        }
-    }
-    chosen
 }
 
 /// The chunks of a group, as they arrive.
@@ -521,7 +491,7 @@ impl Arriving {
     /// Waits for the next read.
     fn arrive(&mut self) -> Result<Vec<CodedChunk>, DeviceError> {
         let mut state = self.shared.lock();
-        let chunks = loop {
+        let mut chunks = loop {
             if let Some(lost) = &state.lost {
                 return Err(lost.clone());
             }
@@ -540,7 +510,6 @@ impl Arriving {
             state = self.shared.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
         };
         drop(state);
-        let mut chunks = chunks;
         self.shared.groups[self.group].reads[self.next].expand(&mut chunks)?;
         let chunks = match self.kept.is_some() {
             true => self.keep(chunks)?,
@@ -583,7 +552,7 @@ impl Arriving {
     fn end(&mut self) {
         let mut state = self.shared.lock();
         if let Some(kept) = self.kept.take() {
-            let bytes = bytes_of(&kept);
+            let bytes = coded_bytes(&kept);
             let fits = state.resident_bytes + bytes <= state.room;
             let of = &mut state.groups[self.group];
             if of.stays && fits {
@@ -606,20 +575,5 @@ impl Drop for Arriving {
         taken.for_each(|read| *read = ReadState::Absent);
         drop(state);
         self.shared.bell.ring();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_stays_in_ram_is_spread_over_a_pass() {
-        let groups: Vec<(Group, u64)> = (0..8).map(|group| (group, 10)).collect();
-        assert_eq!(spread(&groups, 40), [1, 3, 5, 7]);
-        assert_eq!(spread(&groups, 80), (0..8).collect::<Vec<_>>());
-        assert_eq!(spread(&groups, 1000), (0..8).collect::<Vec<_>>());
-        assert_eq!(spread(&groups, 9), Vec::<Group>::new());
-        assert_eq!(spread(&[(3, 30), (4, 5), (5, 5)], 10), [4, 5]);
     }
 }

@@ -5,26 +5,23 @@ use crate::device::Device;
 use crate::order::Root;
 use crate::plan::{Kept, PlanInput};
 use crate::prediction::{Load, PassInput, PassPrediction, predict};
-use crate::room::{ALIGNMENT, Group, Room, aligned};
+use crate::room::{ALIGNMENT, Group, Room};
 use crate::source::Outside;
 
 impl<D: Device> Shared<D> {
     /// Chooses the groups that stay, if others than now would save clearly more loads and no module is in use. Returns false if it must wait
     /// for loads to end.
     pub(super) fn plan(&self, state: &mut State<D>) -> bool {
-        let always = || (0..self.groups.len()).filter(|group| self.groups[*group].stays);
-        let size = |group: &Group| aligned(self.groups[*group].bytes);
-        let sizes: Vec<u64> = self.groups.iter().map(|of| of.bytes).collect();
-        let sizes = &sizes[..];
-        let (kept, uses, order) = self.choose(state, sizes, 0);
-        let (bytes, uses) = (sizes, &uses[..]);
+        let always = (0..self.groups.len()).filter(|group| self.groups[*group].stays);
+        let (kept, uses, order) = self.choose(state, 0);
         let is_first = state.fixed_bytes == 0 && state.room.bytes() == 0;
         let tell = |kept: &Kept| {
             let comes: Vec<Group> =
                 order.iter().copied().filter(|group| !kept.groups.contains(group)).collect();
             self.source.plan(&comes);
         };
-        let saves = kept.value(bytes, uses) as f64 > BETTER * state.kept.value(bytes, uses) as f64;
+        let value = |kept: &Kept| kept.value(&self.sizes, &uses) as f64;
+        let saves = value(&kept) > BETTER * value(&state.kept);
         let in_use = state.groups.iter().any(|of| of.in_use > 0);
         if !is_first && (!saves || in_use) {
             tell(&state.kept);
@@ -48,9 +45,9 @@ impl<D: Device> Shared<D> {
         after.retain(|point| !self.device.is_reached(point));
         state.fixed.clear();
         let mut at = 0;
-        for group in always().chain(kept.groups.iter().copied()) {
+        for group in always.chain(kept.groups.iter().copied()) {
             state.fixed.insert(group, at);
-            at += size(&group);
+            at += self.aligned[group];
         }
         let stays = |unit: &Vec<Group>| unit.iter().all(|group| state.fixed.contains_key(group));
         state.is_fixed = self.units.iter().map(stays).collect();
@@ -63,23 +60,19 @@ impl<D: Device> Shared<D> {
 
     /// Chooses the groups that stay beside those that always do, if the memory has so many more bytes. Returns how often each group is used,
     /// and the groups in the order of their first use, too.
-    fn choose(&self, state: &State<D>, bytes: &[u64], more: u64) -> (Kept, Vec<u64>, Vec<Group>) {
+    fn choose(&self, state: &State<D>, more: u64) -> (Kept, Vec<u64>, Vec<Group>) {
         let (mut uses, mut order) = (vec![0; self.groups.len()], Vec::new());
         for (unit, count) in state.order.uses() {
-            for group in self.units[unit].iter().filter(|group| !self.groups[**group].stays) {
+            for group in &self.coming[unit] {
                 if uses[*group] == 0 {
                     order.push(*group);
                 }
                 uses[*group] += count;
             }
         }
-        let come = |unit: &Vec<Group>| {
-            unit.iter().copied().filter(|group| !self.groups[*group].stays).collect::<Vec<_>>()
-        };
-        let units: Vec<Vec<Group>> = self.units.iter().map(come).collect();
-        let always = self.groups.iter().filter(|of| of.stays).map(|of| aligned(of.bytes));
-        let room = (self.bytes + more) / ALIGNMENT * ALIGNMENT - always.sum::<u64>();
-        let input = PlanInput { bytes, uses: &uses, order: &order, units: &units, room };
+        let room = (self.bytes + more) / ALIGNMENT * ALIGNMENT - self.always_bytes;
+        let (bytes, units) = (&self.sizes[..], &self.coming[..]);
+        let input = PlanInput { bytes, uses: &uses, order: &order, units, room };
         (Kept::choose(&input), uses, order)
     }
 
@@ -96,15 +89,12 @@ impl<D: Device> Shared<D> {
         if !timed.iter().map(|(unit, _)| *unit).eq(expected) {
             return Ok(None);
         }
-        let bytes: Vec<u64> = self.groups.iter().map(|of| of.bytes).collect();
         let kept = match more {
             0 => state.kept.clone(),
-            more => self.choose(&state, &bytes, more).0,
+            more => self.choose(&state, more).0,
         };
         let mut is_kept: Vec<bool> = self.groups.iter().map(|of| of.stays).collect();
         kept.groups.iter().for_each(|group| is_kept[*group] = true);
-        let stays = is_kept.iter().zip(&bytes).filter(|(is_kept, _)| **is_kept);
-        let stays = stays.map(|(_, bytes)| aligned(*bytes)).sum();
         let groups: Vec<Group> = (0..self.groups.len()).collect();
         let rate = self.device.bytes_per_second();
         let read_rate = self.source.read_bytes_per_second();
@@ -116,14 +106,13 @@ impl<D: Device> Shared<D> {
         };
         let outside = self.source.outside(&groups, more_ram);
         let loads: Vec<Load> = outside.into_iter().map(load).collect();
-        let sizes: Vec<u64> = bytes.iter().map(|bytes| aligned(*bytes)).collect();
         let uses: Vec<(&[Group], f64)> =
             timed.iter().map(|(unit, seconds)| (&self.units[*unit][..], *seconds)).collect();
         Ok(Some(predict(&PassInput {
             uses: &uses,
-            bytes: &sizes,
+            bytes: &self.aligned,
             kept: &is_kept,
-            room: (self.bytes + more).saturating_sub(stays),
+            room: (self.bytes + more).saturating_sub(self.always_bytes + kept.bytes),
             loads: &loads,
             buffer_bytes: self.source.buffer_bytes(),
         })))
