@@ -28,6 +28,7 @@ import diffusers
 import forebay.torch
 import torch
 from forebay._load import bytes_of
+from gpu_rates import bus_rate
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", choices=("flux", "qwen"), default="flux")
@@ -84,19 +85,6 @@ def timed(model, given, warm=2):
         torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
     return statistics.median(times[warm:]), result, torch.cuda.max_memory_allocated()
-
-
-def bus_rate():
-    """Return the bytes per second of copies from pinned memory."""
-    host, device = torch.empty(GIB, dtype=torch.uint8).pin_memory(), torch.empty(GIB, dtype=torch.uint8, device="cuda")
-    best = 0.0
-    for _ in range(5):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        device.copy_(host, non_blocking=True)
-        torch.cuda.synchronize()
-        best = max(best, host.numel() / (time.perf_counter() - began))
-    return best
 
 
 def pinned_bytes():

@@ -16,6 +16,7 @@ import time
 
 import forebay.torch
 import torch
+from gpu_rates import bus_rate
 from torch import nn
 
 parser = argparse.ArgumentParser()
@@ -51,19 +52,6 @@ def timed(module, x):
         torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
     return statistics.median(times[2:]), result
-
-
-def bus_rate():
-    """Return the bytes per second of copies from pinned memory."""
-    host, device = torch.empty(1 << 30, dtype=torch.uint8).pin_memory(), torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    best = 0.0
-    for _ in range(5):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        device.copy_(host, non_blocking=True)
-        torch.cuda.synchronize()
-        best = max(best, host.numel() / (time.perf_counter() - began))
-    return best
 
 
 torch.manual_seed(1)

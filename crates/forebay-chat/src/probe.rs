@@ -1,4 +1,4 @@
-//! What a chat template does with a conversation, found by rendering small ones.
+//! Finds what a chat template does with a conversation, by rendering small ones.
 
 use forebay_text::{ChatTemplate, RenderInput};
 use serde_json::{Value, json};

@@ -319,7 +319,7 @@ fn format(template: &str) -> Format {
     Format::recognise(Some(&template), None).unwrap().offering(Some(&tools))
 }
 
-/// What a parser reports of an answer in pieces.
+/// Report of a parser about an answer in pieces.
 #[derive(Debug, PartialEq)]
 struct Reported {
     message: Message,
@@ -492,7 +492,7 @@ proptest! {
         }
     }
 
-    /// What cannot be read is either text, as it was written, or a call that ends where it could be read.
+    /// Calls that cannot be read are either text, as it was written, or a call that ends where it could be read.
     #[test]
     fn broken_calls_do_not_depend_on_the_cuts(
         first in arguments(),

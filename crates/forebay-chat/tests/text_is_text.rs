@@ -20,7 +20,7 @@ use serde_json::{Map, Value, json};
 /// Text of the message in which tokens are planted.
 const NEUTRAL: &str = "neutral";
 
-/// What makes a token that is planted one: a flag of the vocabulary, or its form alone.
+/// Mark of a token that is planted: a flag of the vocabulary, or its form alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Control,

@@ -2,7 +2,6 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use forebay_codec::{Float, Weights};
 #[cfg(feature = "cuda")]
 use forebay_cuda::{CallersContext, ForeignStream};
 use forebay_engine::load::{LoadedTensor, TensorMemory};
@@ -16,7 +15,7 @@ use forebay_modules::{
 use forebay_store::{Extent, FileSet};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 
 use crate::errors::{of_engine, raise};
 use crate::table::Table;
@@ -42,21 +41,6 @@ enum Origin {
 enum Copied {
     File(TensorFile),
     Memory(Vec<u8>),
-}
-
-/// Returns how the elements of a type are coded.
-fn weights_of(dtype: &str) -> Option<Weights> {
-    let float = match dtype {
-        "bfloat16" => Float::Bf16,
-        "float16" => Float::F16,
-        "float8_e4m3fn" => Float::F8E4M3,
-        "float8_e5m2" => Float::F8E5M2,
-        compact if TensorType::from_name(compact).and_then(TensorType::compact).is_some() => {
-            Float::Bf16
-        }
-        _ => return None,
-    };
-    Some(Weights::Plain(float))
 }
 
 fn of_stream(py: Python<'_>, error: &StreamError) -> PyErr {
@@ -112,20 +96,22 @@ impl CodedModules {
         Ok(builder.add_source(files))
     }
 
-    /// Adds tensors that are used together: where they come from, and PyTorch's names of their types, or ours of compact ones in files. Returns the number of the group and
-    /// where each tensor begins in it, in bytes.
+    /// Adds tensors that are used together: where they come from, and the names of their types, which may be ones that forebay does not know.
+    /// Returns the number of the group and where each tensor begins in it, in bytes.
     fn add(&self, py: Python<'_>, tensors: Vec<(Origin, String)>) -> PyResult<(usize, Vec<u64>)> {
-        let copies = tensors.iter().map(|(origin, dtype)| {
+        let copies = tensors.iter().map(|(origin, ty)| {
+            let ty = TensorType::from_name(ty);
             let from = match origin {
                 Origin::File((source, file, offset, length)) => {
                     let file = FileIndex(*file);
                     let extent = Extent { file, offset: *offset, length: *length };
-                    let compact = TensorType::from_name(dtype).and_then(TensorType::compact);
+                    let compact = ty.and_then(TensorType::compact);
                     Copied::File(TensorFile { source: *source, extent, compact })
                 }
                 Origin::Memory(buffer) => Copied::Memory(buffer.to_vec(py)?),
             };
-            Ok((from, weights_of(dtype)))
+            // Compact weights are coded as those that they become.
+            Ok((from, ty.and_then(|ty| ty.plain().weights())))
         });
         let copies = copies.collect::<PyResult<Vec<_>>>()?;
         drop(tensors);
@@ -193,13 +179,14 @@ impl CodedModules {
     /// Returns what the weights take up, and what was read.
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let of = self.weights(py)?.statistics();
-        let all = PyDict::new(py);
-        all.set_item("weight_bytes", of.weight_bytes)?;
-        all.set_item("ram_bytes", of.ram_bytes)?;
-        all.set_item("buffer_bytes", of.buffer_bytes)?;
-        all.set_item("file_bytes", of.file_bytes)?;
-        all.set_item("read_bytes", of.read_bytes)?;
-        Ok(all)
+        let all = [
+            ("weight_bytes", of.weight_bytes),
+            ("ram_bytes", of.ram_bytes),
+            ("buffer_bytes", of.buffer_bytes),
+            ("file_bytes", of.file_bytes),
+            ("read_bytes", of.read_bytes),
+        ];
+        all.into_py_dict(py)
     }
 }
 
@@ -209,15 +196,37 @@ enum Stream {
     Cuda(Streamer<CudaDevice>, usize),
 }
 
-/// Calls the same for a stream on each kind of device.
+/// Calls the same for a stream on each kind of device. The caller's CUDA context stays what it is.
 macro_rules! with_stream {
     ($of:expr, $stream:ident => $call:expr) => {
         match &*$of {
             Stream::Host($stream) => $call,
             #[cfg(feature = "cuda")]
-            Stream::Cuda($stream, _) => $call,
+            Stream::Cuda($stream, _) => {
+                let _context = CallersContext::remember();
+                $call
+            }
         }
     };
+}
+
+/// A queue of a device, which Python has as a number.
+trait Queue {
+    fn numbered(number: u64) -> Self;
+}
+
+impl Queue for u64 {
+    fn numbered(number: u64) -> u64 {
+        number
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Queue for ForeignStream {
+    fn numbered(handle: u64) -> ForeignStream {
+        // SAFETY: `forebay.torch` passes PyTorch's current stream of the same GPU, which PyTorch never destroys.
+        unsafe { ForeignStream::of_handle(handle) }
+    }
 }
 
 /// The weights of modules in the memory of a device, a part of them at a time.
@@ -261,11 +270,7 @@ impl ModuleStream {
     }
 
     fn end(&self, py: Python<'_>) {
-        py.detach(|| {
-            #[cfg(feature = "cuda")]
-            let _context = CallersContext::remember();
-            with_stream!(self.0, stream => stream.end());
-        });
+        py.detach(|| with_stream!(self.0, stream => stream.end()));
     }
 
     /// Returns where the groups of a module begin in the memory, which work of `queue` may use until `release`.
@@ -277,14 +282,7 @@ impl ModuleStream {
                     .map_err(|error| interrupt = Some(error))
                     .is_ok()
             };
-            match &*self.0 {
-                Stream::Host(stream) => stream.acquire(unit, queue, &mut waits),
-                #[cfg(feature = "cuda")]
-                Stream::Cuda(stream, _) => {
-                    let _context = CallersContext::remember();
-                    stream.acquire(unit, queue_of(queue), &mut waits)
-                }
-            }
+            with_stream!(self.0, stream => stream.acquire(unit, Queue::numbered(queue), &mut waits))
         });
         match interrupt {
             Some(error) => Err(error),
@@ -293,14 +291,9 @@ impl ModuleStream {
     }
 
     fn release(&self, py: Python<'_>, unit: usize, queue: u64) -> PyResult<()> {
-        let released = py.detach(|| match &*self.0 {
-            Stream::Host(stream) => stream.release(unit, queue),
-            #[cfg(feature = "cuda")]
-            Stream::Cuda(stream, _) => {
-                let _context = CallersContext::remember();
-                stream.release(unit, queue_of(queue))
-            }
-        });
+        let released = py.detach(
+            || with_stream!(self.0, stream => stream.release(unit, Queue::numbered(queue))),
+        );
         released.map_err(|error| of_stream(py, &error))
     }
 
@@ -330,12 +323,14 @@ impl ModuleStream {
 
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let of = with_stream!(self.0, stream => stream.statistics());
-        let all = PyDict::new(py);
-        all.set_item("passes", of.passes)?;
-        all.set_item("deviations", of.deviations)?;
-        all.set_item("loads", of.loads)?;
-        all.set_item("loaded_bytes", of.loaded_bytes)?;
-        all.set_item("late_loads", of.late_loads)?;
+        let all = [
+            ("passes", of.passes),
+            ("deviations", of.deviations),
+            ("loads", of.loads),
+            ("loaded_bytes", of.loaded_bytes),
+            ("late_loads", of.late_loads),
+        ];
+        let all = all.into_py_dict(py)?;
         all.set_item("waited_seconds", of.waited.as_secs_f64())?;
         Ok(all)
     }
@@ -349,11 +344,8 @@ impl ModuleStream {
         more: u64,
         more_ram: u64,
     ) -> PyResult<Option<(f64, f64, f64, f64)>> {
-        let found = py.detach(|| {
-            #[cfg(feature = "cuda")]
-            let _context = CallersContext::remember();
-            with_stream!(self.0, stream => stream.predict(root, more, more_ram))
-        });
+        let found =
+            py.detach(|| with_stream!(self.0, stream => stream.predict(root, more, more_ram)));
         let found = found.map_err(|error| of_stream(py, &error))?;
         Ok(found.map(|of| (of.seconds, of.compute_seconds, of.load_seconds, of.read_seconds)))
     }
@@ -374,12 +366,6 @@ impl ModuleStream {
         });
         closed.map_err(|error| of_stream(py, &error))
     }
-}
-
-#[cfg(feature = "cuda")]
-fn queue_of(handle: u64) -> ForeignStream {
-    // SAFETY: `forebay.torch` passes PyTorch's current stream of the same GPU, which PyTorch never destroys.
-    unsafe { ForeignStream::of_handle(handle) }
 }
 
 #[cfg(feature = "cuda")]

@@ -48,10 +48,8 @@ class Weight:
         return flat.view(self.dtype).view(shape).permute(inverse)
 
     def view_of(self, memory: Any, at: int) -> Any:
-        """Return the elements that begin at this byte of memory, which is bytes or elements of the type. Changes of other parts do not
-        count as changes of it."""
-        if memory.dtype != self.dtype:
-            return self.of_bytes(memory[at : at + self.nbytes]).data
+        """Return the elements that begin at this byte of memory, which is of their type. Changes of other parts do not count as changes
+        of it."""
         return memory.as_strided(self.shape, self.strides, at // self.dtype.itemsize).data
 
     def parameter(self, elements: Any) -> Any:

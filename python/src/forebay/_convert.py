@@ -51,6 +51,13 @@ _TORCH = {
     "F4": ("U8", "float4_e2m1fn_x2"),
 }
 
+
+def names_of_types() -> dict[Any, str]:
+    """Return the names that forebay has for PyTorch's types."""
+    torch = require("torch")
+    return {getattr(torch, name): kind for kind, (_, name) in _TORCH.items() if hasattr(torch, name)}
+
+
 _FRAMEWORKS = {
     "pt": "torch", "torch": "torch", "pytorch": "torch", "np": "numpy", "numpy": "numpy", "raw": "raw",
 }  # fmt: skip

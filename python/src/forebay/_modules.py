@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from . import _native
 from ._absent import Absent, Weight, each
-from ._convert import memory_of, require, to_torch, torch_dtype
+from ._convert import memory_of, names_of_types, require, to_torch, torch_dtype
 from ._errors import Error, OptionError, OutOfMemoryError
 from ._load import bytes_of, open_table
 from ._mapped import MappedTensors, can_map, file_of
@@ -18,6 +18,7 @@ from ._mapped import MappedTensors, can_map, file_of
 torch = require("torch")
 
 _GIB = 1 << 30
+_NAMES = names_of_types()
 # Types of packs whose elements are BF16.
 _COMPACT = ("BF16_C256", "BF16_C2048")
 # Pinned memory: at most this, and at most this share of the weights.
@@ -87,6 +88,7 @@ class _Unit:
 # These give weights of modules inside to functions of their own, which look at what they are before they compute.
 _TOGETHER = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
 
+
 class ModuleStream:
     """The weights of modules, in RAM or in files, and in the device a part at a time. `forebay.torch.stream` makes one.
 
@@ -149,10 +151,9 @@ class ModuleStream:
                 missing.setdefault(id(parameter), name)
                 continue
             missing.pop(id(parameter), None)
-            kind, _, shape, nbytes = table.facts(name)
+            kind, elements, stored, nbytes = table.facts(name)
             is_compact = kind in _COMPACT
-            dtype = torch.bfloat16 if is_compact else torch_dtype(name, kind)
-            shape = table.facts(name)[1] if is_compact else shape
+            dtype, shape = (torch.bfloat16, elements) if is_compact else (torch_dtype(name, kind), stored)
             if (dtype, tuple(shape)) != (parameter.dtype, tuple(parameter.shape)):
                 raise OptionError(
                     f"weight {name} is {parameter.dtype} of shape {tuple(parameter.shape)}, but {dtype} of shape {tuple(shape)} in "
@@ -250,8 +251,8 @@ class ModuleStream:
             else:
                 # It takes no RAM.
                 weight.original = parameter
-            kind = self._kinds.get(id(parameter)) or str(weight.dtype).rpartition(".")[2]
-            origins.append((origin, kind))
+            kind = self._kinds.get(id(parameter)) or _NAMES.get(weight.dtype)
+            origins.append((origin, kind or str(weight.dtype)))
         group, places = self._coded.add(origins)
         for index, ((weight, _), at) in enumerate(zip(together, places, strict=True)):
             weight.group, weight.index, weight.at = group, index, at
@@ -384,12 +385,12 @@ class ModuleStream:
             if self._pool is None:
                 if weight.group not in memories:
                     memories[weight.group] = torch.from_dlpack(self._native.memory(place))
-                new = weight.parameter(weight.view_of(memories[weight.group], weight.at))
+                memory, at = _elements(memories[weight.group], weight.dtype), weight.at
             else:
-                pool = self._pools.get(weight.dtype)
-                if pool is None:
-                    pool = self._pools[weight.dtype] = self._pool[: self._pool.numel() // 16 * 16].view(weight.dtype)
-                new = weight.parameter(weight.view_of(pool, place + weight.at))
+                if weight.dtype not in self._pools:
+                    self._pools[weight.dtype] = _elements(self._pool, weight.dtype)
+                memory, at = self._pools[weight.dtype], place + weight.at
+            new = weight.parameter(weight.view_of(memory, at))
         made = (new, new._version)
         if self._pool is not None:
             # Groups come to few places, since those that are alike take each other's.
@@ -537,6 +538,11 @@ _PASSES = ("forward", "encode", "decode")
 
 def _passes_of(module: Any) -> list[str]:
     return [name for name in _PASSES if callable(getattr(module, name, None))]
+
+
+def _elements(memory: Any, dtype: Any) -> Any:
+    """Return bytes as elements of a type, but for those at the end that are none."""
+    return memory[: memory.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
 def _refuse_gradients(tensor: Any) -> None:

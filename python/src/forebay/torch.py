@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _native
-from ._convert import _TORCH, memory_of, require
+from ._convert import memory_of, names_of_types, require
 from ._errors import OptionError, SharedMemoryError
 from ._load import Path, load
 
@@ -50,7 +50,7 @@ def save_file(tensors: dict[str, Any], filename: Path, metadata: dict[str, str] 
         WriteError: The file cannot be written.
     """
     torch = require("torch")
-    names = {getattr(torch, name): kind for kind, (_, name) in _TORCH.items() if hasattr(torch, name)}
+    names = names_of_types()
     kept, owners, entries = [], {}, []
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):

@@ -98,7 +98,6 @@ const LAYERS: [(&str, &[&str]); 22] = [
     (
         "forebay-python",
         &[
-            "forebay-codec",
             "forebay-cuda",
             "forebay-dlpack",
             "forebay-format",

@@ -69,7 +69,7 @@ const MARKS: [&str; 53] = [
     "</function_calls>",
 ];
 
-/// What marks are in a vocabulary.
+/// Marks of a vocabulary: how it has them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Marks {
     Control,

@@ -27,7 +27,7 @@ struct Conversation<'a> {
     variables: &'static [(&'static str, bool)],
     /// How much the model is asked to think.
     think: Option<Think>,
-    /// What the model writes: reasoning and calls. Control tokens have a `\u{1}` on both sides.
+    /// Output of the model: reasoning and calls. Control tokens have a `\u{1}` on both sides.
     writes: &'a str,
     reasoning: Option<&'static str>,
     content: &'a str,
