@@ -1,5 +1,7 @@
 //! How long a pass takes, by a simulation of its loads and uses.
 
+use std::time::Duration;
+
 use crate::room::Group;
 
 /// What a pass is predicted from.
@@ -45,29 +47,31 @@ const PASSES: usize = 4;
 struct Coming {
     bytes: u64,
     read_bytes: u64,
-    loaded: f64,
+    loaded: Duration,
     /// When its memory is free again.
-    free: f64,
+    free: Duration,
 }
 
-/// Simulates passes one after the other. Loads come in the order of their uses, each as soon as there is memory that earlier ones have left.
+/// Simulates passes one after the other, with whole nanoseconds, so that passes of equal work take equally long. Loads come in the order of their uses, each as soon as there is memory that earlier ones have left.
 pub fn predict(input: &PassInput<'_>) -> PassPrediction {
-    let mut result = PassPrediction::default();
+    // At a very low rate, seconds could be more than a duration holds.
+    let time = |seconds: f64| Duration::from_secs_f64(seconds.clamp(0.0, 1e9));
+    let [mut pass, mut compute_sum, mut load_sum, mut read_sum] = [Duration::ZERO; 4];
     // The end of the last read, of the last load, and of the last use.
-    let (mut read, mut loaded, mut now) = (0.0_f64, 0.0_f64, 0.0_f64);
+    let [mut read, mut loaded, mut now] = [Duration::ZERO; 3];
     let mut all: Vec<Coming> = Vec::new();
     // The first loads whose memory, or buffer, is not yet counted as free.
     let (mut oldest, mut live) = (0, 0);
     let (mut oldest_read, mut live_read) = (0, 0);
     for _ in 0..PASSES {
         let began = now;
-        result = PassPrediction::default();
+        [compute_sum, load_sum, read_sum] = [Duration::ZERO; 3];
         for (groups, compute) in input.uses {
             let first = all.len();
             let mut ready = now;
             for group in groups.iter().copied().filter(|group| !input.kept[*group]) {
                 let Load { seconds, read_seconds, read_bytes } = input.loads[group];
-                let mut may_read = 0.0_f64;
+                let mut may_read = Duration::ZERO;
                 live_read += read_bytes;
                 while live_read > input.buffer_bytes && oldest_read < all.len() {
                     may_read = may_read.max(all[oldest_read].loaded);
@@ -75,9 +79,9 @@ pub fn predict(input: &PassInput<'_>) -> PassPrediction {
                     oldest_read += 1;
                 }
                 if read_bytes > 0 {
-                    read = read.max(may_read) + read_seconds;
+                    read = read.max(may_read) + time(read_seconds);
                 }
-                let mut may_load = if read_bytes > 0 { read } else { 0.0 };
+                let mut may_load = if read_bytes > 0 { read } else { Duration::ZERO };
                 live += input.bytes[group];
                 // Memory of the same use is not free before it.
                 while live > input.room && oldest < first {
@@ -85,20 +89,25 @@ pub fn predict(input: &PassInput<'_>) -> PassPrediction {
                     live -= all[oldest].bytes;
                     oldest += 1;
                 }
-                loaded = loaded.max(may_load) + seconds;
+                loaded = loaded.max(may_load) + time(seconds);
                 ready = ready.max(loaded);
                 let bytes = input.bytes[group];
-                all.push(Coming { bytes, read_bytes, loaded, free: f64::INFINITY });
-                result.load_seconds += seconds;
-                result.read_seconds += read_seconds;
+                all.push(Coming { bytes, read_bytes, loaded, free: Duration::MAX });
+                load_sum += time(seconds);
+                read_sum += time(read_seconds);
             }
-            now = ready + compute;
-            result.compute_seconds += compute;
+            now = ready + time(*compute);
+            compute_sum += time(*compute);
             all[first..].iter_mut().for_each(|coming| coming.free = now);
         }
-        result.seconds = now - began;
+        pass = now - began;
     }
-    result
+    PassPrediction {
+        seconds: pass.as_secs_f64(),
+        compute_seconds: compute_sum.as_secs_f64(),
+        load_seconds: load_sum.as_secs_f64(),
+        read_seconds: read_sum.as_secs_f64(),
+    }
 }
 
 #[cfg(test)]

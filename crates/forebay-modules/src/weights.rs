@@ -429,7 +429,8 @@ impl WeightSource<Arriving> for ModuleWeights {
 
     fn read_bytes_per_second(&self) -> Option<f64> {
         let io = self.shared.lock().io;
-        (io.busy_seconds > 0.0).then(|| io.bytes_read as f64 / io.busy_seconds)
+        let is_known = io.bytes_read > 0 && io.busy_seconds > 0.0;
+        is_known.then(|| io.bytes_read as f64 / io.busy_seconds)
     }
 
     fn buffer_bytes(&self) -> u64 {
