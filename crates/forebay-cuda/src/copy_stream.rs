@@ -153,6 +153,30 @@ impl CopyStream {
         self.end_of(memory, event)
     }
 
+    /// Starts to copy `bytes` bytes within device memory, after all work that this stream has queued before.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics if fewer bytes follow `from` or `to`, or if the memory of either was freed.
+    pub fn copy(
+        &self,
+        from: DevicePtr<u8>,
+        to: DevicePtr<u8>,
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        self.shared.bind()?;
+        from.check(bytes);
+        to.check(bytes);
+        let (source, stream) = (from.address(), self.shared.stream.cu_stream());
+        // SAFETY: that many bytes follow both addresses, by the checks, and nothing borrows them.
+        while_alive(&[from.owner(), to.owner()], || unsafe {
+            result::memcpy_dtod_async(to.address(), source, bytes, stream)
+        })
+        .map_err(CudaError::of("copying inside the GPU"))
+    }
+
     /// Starts to copy from the device to ranges of `memory`, after all copies started before. If `memory` is pinned,
     /// the call returns at once.
     ///

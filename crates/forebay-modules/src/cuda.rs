@@ -1,6 +1,7 @@
 //! An NVIDIA GPU as a device: weights go through a ring of pinned memory, and are decoded in VRAM.
 
-use std::collections::VecDeque;
+mod ring;
+
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,24 +10,27 @@ use std::time::{Duration, Instant};
 use forebay_codec::{Codec, Container};
 use forebay_compute::Pool;
 use forebay_cuda::{
-    CodedContainer, ContainerDecoder, CopyStream, DeviceMemory, DevicePtr, ForeignStream, Gpu,
-    InFlight, Pinned, StreamMoment, StreamPoint,
+    CodedContainer, ContainerDecoder, CopyStream, DecodeTo, DeviceMemory, DevicePtr, ForeignStream,
+    Gpu, StreamMoment, StreamPoint,
 };
 use forebay_format::TensorType;
-use forebay_store::{Arena, SLOT_ALIGNMENT, SlotBuffer, copy_past_cache};
+use forebay_store::{SLOT_ALIGNMENT, copy_past_cache};
 
 use crate::coded::CodedChunk;
 use crate::device::{Device, DeviceError};
 use crate::rate::Rate;
 use crate::stored::damaged;
 use crate::weights::Arriving;
+use ring::{Ring, RingSlot};
 
 /// Bytes of a slot of the ring, which has some chunks: a part of the pinned memory within bounds. Each slot costs calls of the driver.
 const SLOT_BYTES_MIN: usize = 8 << 20;
 const SLOT_BYTES_MAX: usize = 32 << 20;
 const SLOT_SHARE: u64 = 16;
-/// Fewest slots: for each of two callers one that is filled and one that is queued, and two that are copied.
+/// Fewest slots.
 const SLOTS_MIN: usize = 6;
+/// Slots that weights which have a place can always use: of three loaders, each may have one and wait for another.
+const SLOTS_OF_LOADS: usize = 4;
 /// Most chunks that are decoded from a slot, and room for what describes them.
 const CODED_MAX: usize = 1024;
 const DESCRIPTIONS: usize = CODED_MAX * CodedContainer::DESCRIPTION_BYTES;
@@ -51,18 +55,16 @@ pub struct CudaOptions {
     pub threads: usize,
 }
 
-/// VRAM for decoded weights. A copy stream brings them, coded or plain, and another one decodes.
+/// VRAM for decoded weights. A copy stream brings them near, coded or plain, and another one decodes.
 pub struct CudaDevice {
     // Fields are dropped in this order: what uses memory, then memory.
-    ring: Mutex<Ring>,
+    ring: Arc<Ring>,
     decoder: ContainerDecoder,
     copies: CopyStream,
     decodes: CopyStream,
     /// Set to 1 if a chunk was damaged.
     damaged: DeviceMemory,
     memory: Arc<DeviceMemory>,
-    /// Bytes of a slot that chunks may take. Descriptions are behind them.
-    slot_room: usize,
     pool: Pool,
     /// Rate of copies to pinned memory, and of some from there to the GPU.
     filled: Rate,
@@ -72,24 +74,13 @@ pub struct CudaDevice {
     gpu: Arc<Gpu>,
 }
 
-/// Slots in the order in which they were used.
-struct Ring {
-    slots: VecDeque<Slot>,
-    _pinned: Pinned,
-    /// As large as all slots.
-    _stage: DeviceMemory,
-}
-
-struct Slot {
-    /// What is under way from it. The memory comes back with it.
-    flight: Option<InFlight<SlotBuffer>>,
-    buffer: Option<SlotBuffer>,
-    /// Memory of the GPU for its coded chunks.
-    stage: DevicePtr<u8>,
-    /// The point at which they are decoded.
-    decoded: Option<StreamPoint>,
-    /// When its copies began and ended, and their bytes, if this is measured.
-    measured: Option<(StreamMoment, StreamMoment, u64)>,
+/// Weights of a group on their way to a GPU.
+pub struct CudaWeights {
+    /// What is not in a slot yet: a chunk for which the last one had no room, and those behind it.
+    first: Batch,
+    rest: Arriving,
+    /// What is in memory of the GPU, or is copied there.
+    near: Vec<NearSlot>,
 }
 
 /// Chunks of a group that go through one slot, and where they are in it.
@@ -101,9 +92,53 @@ struct Batch {
 
 /// A slot with the chunks of a batch.
 struct FilledSlot {
-    slot: Slot,
-    buffer: SlotBuffer,
+    slot: RingSlot,
     batch: Batch,
+}
+
+/// A slot whose chunks are copied to the GPU.
+struct NearSlot {
+    slot: RingSlot,
+    /// What is decoded, by type, and where the descriptions of it are in the slot.
+    coded: Vec<(TensorType, Vec<CodedContainer>, usize)>,
+    /// What is plain: ranges of the slot, and where they go in the group.
+    plain: Vec<(Range<usize>, u64)>,
+    /// The point at which the copies are done.
+    copied: StreamPoint,
+}
+
+impl From<Arriving> for CudaWeights {
+    fn from(rest: Arriving) -> CudaWeights {
+        CudaWeights { first: Batch::default(), rest, near: Vec::new() }
+    }
+}
+
+impl CudaWeights {
+    /// Returns true if all chunks are in slots.
+    fn is_whole(&self) -> bool {
+        self.first.chunks.is_empty() && self.rest.is_at_end()
+    }
+
+    /// Returns true if the next chunk is still on its way from the disk.
+    fn is_late(&self) -> bool {
+        self.first.chunks.is_empty() && self.rest.is_late()
+    }
+
+    /// Returns chunks for a slot: as many as have room, without those for which the disk lets wait.
+    fn next_batch(&mut self, room: usize) -> Result<Batch, DeviceError> {
+        let mut batch = std::mem::take(&mut self.first);
+        while let Some(chunk) = self.rest.next().transpose()? {
+            if !batch.has_room(&chunk, room) {
+                self.first.push(chunk);
+                break;
+            }
+            batch.push(chunk);
+            if self.rest.is_late() {
+                break;
+            }
+        }
+        Ok(batch)
+    }
 }
 
 impl Batch {
@@ -121,38 +156,54 @@ impl Batch {
     fn coded(&self, is_coded: bool) -> impl Iterator<Item = &(CodedChunk, Range<usize>)> {
         self.chunks.iter().filter(move |(chunk, _)| (chunk.codec == Codec::Exponents) == is_coded)
     }
+
+    /// Returns what the GPU is to decode of a slot, by type.
+    fn containers(
+        &self,
+        slot: &RingSlot,
+    ) -> Result<Vec<(TensorType, Vec<CodedContainer>)>, DeviceError> {
+        let mut by_type: Vec<(TensorType, Vec<CodedContainer>)> = Vec::new();
+        for (chunk, range) in self.coded(true) {
+            let container = Container::read(&chunk.coded, chunk.bytes);
+            let container = container.map_err(|error| damaged(&error))?;
+            let ty = TensorType::from_weights(container.weights());
+            if ty.compact().is_some() || !container.rest().is_empty() {
+                return Err(damaged(&"a chunk is of another type"));
+            }
+            let of = CodedContainer {
+                ty,
+                from: slot.staged(range),
+                bytes: range.len(),
+                to: DecodeTo::Range(chunk.at),
+                weights: chunk.bytes as u64 / ty.block_bytes() as u64,
+            };
+            match by_type.iter_mut().find(|(other, _)| *other == ty) {
+                Some((_, all)) => all.push(of),
+                None => by_type.push((ty, vec![of])),
+            }
+        }
+        Ok(by_type)
+    }
+
+    /// Returns where plain chunks go. Those beside each other are one copy.
+    fn plain(&self) -> Vec<(Range<usize>, u64)> {
+        let mut plain: Vec<(Range<usize>, u64)> = Vec::new();
+        for (chunk, range) in self.coded(false) {
+            match plain.last_mut() {
+                Some((last, at))
+                    if last.end == range.start && *at + last.len() as u64 == chunk.at =>
+                {
+                    last.end = range.end;
+                }
+                _ => plain.push((range.clone(), chunk.at)),
+            }
+        }
+        plain
+    }
 }
 
 fn failed(error: impl std::fmt::Display) -> DeviceError {
     DeviceError::of_device(&error)
-}
-
-/// Returns what the GPU is to decode of a slot, by type.
-fn containers(
-    filled: &FilledSlot,
-    to: DevicePtr<u8>,
-) -> Result<Vec<(TensorType, Vec<CodedContainer>)>, DeviceError> {
-    let mut by_type: Vec<(TensorType, Vec<CodedContainer>)> = Vec::new();
-    for (chunk, range) in filled.batch.coded(true) {
-        let container = Container::read(&chunk.coded, chunk.bytes);
-        let container = container.map_err(|error| damaged(&error))?;
-        let ty = TensorType::from_weights(container.weights());
-        if ty.compact().is_some() || !container.rest().is_empty() {
-            return Err(damaged(&"a chunk is of another type"));
-        }
-        let of = CodedContainer {
-            ty,
-            from: filled.slot.stage.offset(range.start),
-            bytes: range.len(),
-            to: to.offset(chunk.at as usize),
-            weights: chunk.bytes as u64 / ty.block_bytes() as u64,
-        };
-        match by_type.iter_mut().find(|(other, _)| *other == ty) {
-            Some((_, all)) => all.push(of),
-            None => by_type.push((ty, vec![of])),
-        }
-    }
-    Ok(by_type)
 }
 
 impl CudaDevice {
@@ -167,26 +218,15 @@ impl CudaDevice {
             slot_bytes.clamp(SLOT_BYTES_MIN, SLOT_BYTES_MAX).next_multiple_of(SLOT_ALIGNMENT);
         let slots = ((options.pinned_bytes / slot_bytes as u64) as usize).max(SLOTS_MIN);
         let memory = gpu.allocate(options.bytes as usize).map_err(failed)?;
-        let stage = gpu.allocate(slots * slot_bytes).map_err(failed)?;
-        let arena = Arena::map(slots * slot_bytes).map_err(failed)?;
-        arena.make_resident().map_err(failed)?;
-        let pinned = gpu.pin(arena.addresses(), arena.clone()).map_err(failed)?;
-        let slot = |at: usize| -> Result<Slot, DeviceError> {
-            let buffer = Some(arena.carve(slot_bytes).map_err(failed)?);
-            let stage = stage.ptr::<u8>().offset(at * slot_bytes);
-            Ok(Slot { flight: None, buffer, stage, decoded: None, measured: None })
-        };
-        let slots = (0..slots).map(slot).collect::<Result<_, _>>()?;
         let pool = Pool::new(options.threads);
         pool.set_spin(SPIN);
         Ok(CudaDevice {
-            ring: Mutex::new(Ring { slots, _pinned: pinned, _stage: stage }),
+            ring: Ring::new(&gpu, slots, slot_bytes)?,
             decoder: gpu.container_decoder().map_err(failed)?,
             copies: gpu.copy_stream().map_err(failed)?,
             decodes: gpu.copy_stream().map_err(failed)?,
             damaged: gpu.allocate_with(&[0_u32]).map_err(failed)?,
             memory: Arc::new(memory),
-            slot_room: slot_bytes - DESCRIPTIONS,
             pool,
             filled: Rate::default(),
             copied: Rate::default(),
@@ -209,8 +249,19 @@ impl CudaDevice {
         Ok(words != [0])
     }
 
+    /// Bytes of a slot that chunks may take. Descriptions are behind them.
+    fn slot_room(&self) -> usize {
+        self.ring.slot_bytes() - DESCRIPTIONS
+    }
+
     /// Copies chunks to a slot with all threads. This one runs `first` before.
-    fn fill(&self, buffer: &mut SlotBuffer, batch: &Batch, first: &mut dyn FnMut()) {
+    fn fill(
+        &self,
+        mut slot: RingSlot,
+        batch: Batch,
+        first: &mut dyn FnMut(),
+    ) -> Result<FilledSlot, DeviceError> {
+        let mut buffer = slot.take_memory()?;
         let mut rest = buffer.as_mut_slice();
         let (mut pieces, mut done) = (Vec::new(), 0);
         for (chunk, range) in &batch.chunks {
@@ -221,95 +272,42 @@ impl CudaDevice {
         }
         let pieces = Mutex::new(pieces);
         let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        self.pool.run_after(first, &|_| {
+        let mut began = Instant::now();
+        let mut first = || {
+            // Another caller may have filled its slot until now.
+            began = Instant::now();
+            first();
+        };
+        self.pool.run_after(&mut first, &|_| {
             while let Some((to, from)) = next() {
                 copy_past_cache(to, from);
             }
         });
-    }
-
-    /// Fills the slot that was used first, and queues `before` meanwhile.
-    fn fill_slot(
-        &self,
-        batch: Batch,
-        before: Option<FilledSlot>,
-        to: DevicePtr<u8>,
-        after: &[StreamPoint],
-    ) -> Result<FilledSlot, DeviceError> {
-        let slot = self.ring.lock().unwrap_or_else(PoisonError::into_inner).slots.pop_front();
-        let mut slot = slot.ok_or_else(|| failed("the ring is lost"))?;
-        let mut buffer = match slot.flight.take() {
-            Some(flight) => flight.finish().map_err(failed)?,
-            None => slot.buffer.take().expect("a slot has its memory or is under way"),
-        };
-        let (mut before, mut queued) = (before, Ok(()));
-        let mut began = Instant::now();
-        self.fill(&mut buffer, &batch, &mut || {
-            // Another caller may have filled its slot until now.
-            began = Instant::now();
-            queued = before.take().map_or(Ok(()), |before| self.queue(before, to, after));
-        });
         self.filled.add(batch.end as u64, began.elapsed());
-        queued?;
-        Ok(FilledSlot { slot, buffer, batch })
+        slot.give_memory(buffer);
+        Ok(FilledSlot { slot, batch })
     }
 
-    /// Takes a slot back that was not queued.
-    fn give_back(&self, filled: FilledSlot) {
-        let FilledSlot { mut slot, buffer, .. } = filled;
-        slot.buffer = Some(buffer);
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner).slots.push_front(slot);
-    }
-
-    /// Queues the copies and the decoding of a batch. After an error, the slot's memory may be in use, so it does not come back.
-    fn queue(
-        &self,
-        filled: FilledSlot,
-        to: DevicePtr<u8>,
-        after: &[StreamPoint],
-    ) -> Result<(), DeviceError> {
-        let by_type = match containers(&filled, to) {
-            Ok(by_type) => by_type,
-            Err(error) => {
-                self.give_back(filled);
-                return Err(error);
-            }
-        };
-        let FilledSlot { mut slot, mut buffer, batch } = filled;
-        let mut copies: Vec<(Range<usize>, DevicePtr<u8>)> = Vec::new();
-        let mut at = self.slot_room;
-        let mut described = Vec::new();
-        for (_, containers) in &by_type {
-            described.push(at);
-            for container in containers {
+    /// Queues the copies of a slot to the GPU.
+    fn send(&self, filled: FilledSlot) -> Result<NearSlot, DeviceError> {
+        let FilledSlot { mut slot, batch } = filled;
+        let by_type = batch.containers(&slot)?;
+        let mut buffer = slot.take_memory()?;
+        let mut at = self.slot_room();
+        let mut coded = Vec::new();
+        for (ty, containers) in by_type {
+            let first = at;
+            for container in &containers {
                 let end = at + CodedContainer::DESCRIPTION_BYTES;
                 container.describe(&mut buffer.as_mut_slice()[at..end]);
                 at = end;
             }
+            coded.push((ty, containers, first));
         }
-        if at > self.slot_room {
-            copies.push((self.slot_room..at, slot.stage.offset(self.slot_room)));
-        }
-        // Chunks beside each other are one copy.
-        for (_, range) in batch.coded(true) {
-            match copies
-                .last_mut()
-                .filter(|(last, _)| last.end.next_multiple_of(CHUNK_ALIGNMENT) == range.start)
-            {
-                Some((last, _)) => last.end = range.end,
-                None => copies.push((range.clone(), slot.stage.offset(range.start))),
-            }
-        }
-        let mut has_plain = false;
-        for (chunk, range) in batch.coded(false) {
-            copies.push((range.clone(), to.offset(chunk.at as usize)));
-            has_plain = true;
-        }
-        if let Some(decoded) = slot.decoded.take() {
-            self.copies.wait_for_point(&decoded).map_err(failed)?;
-        }
-        if has_plain {
-            after.iter().try_for_each(|point| self.copies.wait_for_point(point)).map_err(failed)?;
+        let described = (at > self.slot_room()).then(|| self.slot_room()..at);
+        let ranges = [Some(0..batch.end), described].into_iter().flatten();
+        if let Some(used) = slot.used.take() {
+            self.copies.wait_for_point(&used).map_err(failed)?;
         }
         if let Some((first, second, bytes)) = slot.measured.take() {
             let seconds = first.seconds_to(&second).map_err(failed)?;
@@ -320,76 +318,122 @@ impl CudaDevice {
         let measures = turn.is_multiple_of(MEASURED) && batch.end >= SLOT_BYTES_MIN / 2;
         let moment = || self.copies.moment().map_err(failed);
         let began = measures.then(moment).transpose()?;
-        slot.flight = Some(self.copies.upload(buffer, copies).map_err(failed)?);
+        let copies: Vec<_> = ranges.map(|of| (of.clone(), slot.staged(&of))).collect();
+        slot.send_memory(self.copies.upload(buffer, copies).map_err(failed)?);
         if let Some(began) = began {
             slot.measured = Some((began, moment()?, batch.end as u64));
         }
-        self.decodes.wait_for_point(&self.copies.point().map_err(failed)?).map_err(failed)?;
-        for ((ty, containers), at) in by_type.iter().zip(described) {
-            let descriptions = slot.stage.offset(at).cast();
-            let flag = self.damaged.ptr();
-            self.decoder
-                .decode(&self.decodes, *ty, containers, descriptions, flag)
-                .map_err(failed)?;
+        let copied = self.copies.point().map_err(failed)?;
+        Ok(NearSlot { slot, coded, plain: batch.plain(), copied })
+    }
+
+    /// Queues the work that brings what is near into a range. After an error, the GPU may use the slot for ever.
+    fn place(&self, near: NearSlot, to: DevicePtr<u8>) -> Result<(), DeviceError> {
+        let NearSlot { mut slot, coded, plain, copied } = near;
+        let queue = || {
+            self.decodes.wait_for_point(&copied)?;
+            for (ty, containers, at) in &coded {
+                let (descriptions, flag) = (slot.stage.offset(*at).cast(), self.damaged.ptr());
+                self.decoder.decode(
+                    &self.decodes,
+                    *ty,
+                    containers,
+                    Some(to),
+                    descriptions,
+                    flag,
+                )?;
+            }
+            for (range, at) in &plain {
+                let to = to.offset(*at as usize);
+                self.decodes.copy(slot.staged(range), to, range.len())?;
+            }
+            self.decodes.point()
+        };
+        match queue() {
+            Ok(point) => slot.used = Some(point),
+            Err(error) => {
+                slot.lose();
+                return Err(failed(error));
+            }
         }
-        slot.decoded = Some(self.decodes.point().map_err(failed)?);
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner).slots.push_back(slot);
         Ok(())
     }
 
-    /// Fills and queues slot after slot with the chunks of a group.
-    fn load_all(
+    /// Fills slot after slot, and sends each while the next one is filled. Returns false if it may not wait for a slot, and only those of loads are
+    /// left. `sent` gets what is near.
+    fn bring(
         &self,
-        mut weights: Arriving,
-        to: DevicePtr<u8>,
-        after: &[StreamPoint],
-    ) -> Result<(), DeviceError> {
-        let (mut batch, mut filled) = (Batch::default(), None);
-        while let Some(chunk) = weights.next() {
-            let chunk = match chunk {
-                Ok(chunk) => chunk,
-                Err(error) => {
-                    if let Some(filled) = filled {
-                        self.give_back(filled);
-                    }
-                    return Err(error);
-                }
+        weights: &mut CudaWeights,
+        waits: bool,
+        sent: &mut dyn FnMut(NearSlot) -> Result<(), DeviceError>,
+    ) -> Result<bool, DeviceError> {
+        let mut filled: Option<FilledSlot> = None;
+        let mut send = |filled: &mut Option<FilledSlot>| match filled.take() {
+            Some(filled) => sent(self.send(filled)?),
+            None => Ok(()),
+        };
+        while !weights.is_whole() {
+            let slot = match waits {
+                true => Some(self.ring.take()?),
+                false => self.ring.take_if_more_than(SLOTS_OF_LOADS)?,
             };
-            if !batch.has_room(&chunk, self.slot_room) {
-                let full = std::mem::take(&mut batch);
-                filled = Some(self.fill_slot(full, filled.take(), to, after)?);
-            }
-            batch.push(chunk);
+            let Some(slot) = slot else { break };
+            let batch = weights.next_batch(self.slot_room())?;
+            let mut queued = Ok(());
+            let now = self.fill(slot, batch, &mut || queued = send(&mut filled))?;
+            queued?;
+            filled = Some(now);
             // What has arrived need not wait for the disk, which may need its buffers.
             if weights.is_late() {
-                let some = std::mem::take(&mut batch);
-                self.queue(self.fill_slot(some, filled.take(), to, after)?, to, after)?;
+                send(&mut filled)?;
             }
         }
-        if !batch.chunks.is_empty() {
-            filled = Some(self.fill_slot(batch, filled.take(), to, after)?);
-        }
-        filled.map_or(Ok(()), |filled| self.queue(filled, to, after))
+        send(&mut filled)?;
+        Ok(weights.is_whole())
     }
 }
 
 impl Device for CudaDevice {
     type Weights = Arriving;
+    type Staged = CudaWeights;
     type Queue = ForeignStream;
     type Point = StreamPoint;
     type Moment = StreamMoment;
 
+    fn stage_bytes(&self) -> u64 {
+        // Groups share no slots, so these are not full.
+        let slots = self.ring.count().saturating_sub(SLOTS_OF_LOADS);
+        (slots * self.slot_room() / 2) as u64
+    }
+
+    fn can_stage(&self) -> bool {
+        self.ring.has_more_than(SLOTS_OF_LOADS)
+    }
+
+    fn stage(&self, weights: &mut CudaWeights) -> Result<bool, DeviceError> {
+        let mut near = std::mem::take(&mut weights.near);
+        let staged = self.bring(weights, false, &mut |slot| {
+            near.push(slot);
+            Ok(())
+        });
+        weights.near = near;
+        staged
+    }
+
     fn load(
         &self,
-        weights: Arriving,
+        mut weights: CudaWeights,
         to: Range<u64>,
         after: &[StreamPoint],
     ) -> Result<StreamPoint, DeviceError> {
         let to = self.memory.ptr::<u8>().offset(to.start as usize);
         after.iter().try_for_each(|point| self.decodes.wait_for_point(point)).map_err(failed)?;
-        let loaded = self.load_all(weights, to, after);
+        let mut near = std::mem::take(&mut weights.near).into_iter();
+        let placed = near.try_for_each(|slot| self.place(slot, to)).and_then(|()| {
+            self.bring(&mut weights, true, &mut |slot| self.place(slot, to)).map(drop)
+        });
         let point = self.decodes.point().map_err(failed)?;
-        if let Err(error) = loaded {
+        if let Err(error) = placed {
             // What was queued so far writes to the range.
             point.reach().map_err(failed)?;
             return Err(error);

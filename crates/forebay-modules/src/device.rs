@@ -8,12 +8,34 @@ use std::ops::Range;
 pub trait Device: Send + Sync + 'static {
     /// Weights of a group outside the device, coded or plain. They may be on their way from a disk.
     type Weights;
+    /// The same weights, of which some may have been brought near their memory. What is not used gives back what it took up.
+    type Staged: From<Self::Weights> + Send;
     /// A queue of the caller, such as a stream of the library that computes.
     type Queue: Copy + PartialEq + Send + fmt::Debug;
     /// A point in a queue. It is reached when all work before it is done.
     type Point: Clone + Send + 'static;
     /// A moment in a queue whose time can be compared with that of others.
     type Moment: Send + 'static;
+
+    /// Returns how many bytes of weights can be staged, as they are outside of the device.
+    fn stage_bytes(&self) -> u64 {
+        0
+    }
+
+    /// Returns true if there is room for weights that are staged.
+    fn can_stage(&self) -> bool {
+        false
+    }
+
+    /// Brings weights near the device, before they have a range of its memory, as far as there is room for them. Returns true if all are staged. May wait
+    /// for memory of the host, and for the disk.
+    ///
+    /// # Errors
+    /// Returns an error if the weights cannot be read or the device fails.
+    fn stage(&self, weights: &mut Self::Staged) -> Result<bool, DeviceError> {
+        let _ = weights;
+        Ok(false)
+    }
 
     /// Queues the work that brings weights into a range of the memory, which is as long as the weights when they are decoded. The
     /// range may be written when `after` is reached. Returns the point at which the weights are there. May wait for memory of the host, and for the
@@ -24,7 +46,7 @@ pub trait Device: Send + Sync + 'static {
     /// it any more.
     fn load(
         &self,
-        weights: Self::Weights,
+        weights: Self::Staged,
         to: Range<u64>,
         after: &[Self::Point],
     ) -> Result<Self::Point, DeviceError>;

@@ -80,6 +80,8 @@ impl HostDevice {
 
 impl Device for HostDevice {
     type Weights = Arriving;
+    /// Weights are decoded where they go, so none are staged.
+    type Staged = Arriving;
     /// Any number: all work is done when its call returns.
     type Queue = u64;
     type Point = ();

@@ -28,6 +28,8 @@ pub struct UseOrder {
     /// Where this pass is in `upcoming`.
     at: usize,
     deviations: u64,
+    /// Expected uses since the last deviation.
+    expected: u64,
 }
 
 #[derive(Debug)]
@@ -56,6 +58,7 @@ impl UseOrder {
             places: vec![Vec::new(); units],
             at: 0,
             deviations: 0,
+            expected: 0,
         };
         if !new.roots.is_empty() {
             new.expect(0);
@@ -112,7 +115,10 @@ impl UseOrder {
         let expected = self.next_place(unit).filter(|place| *place < self.of_pass);
         let is_next = expected == Some(self.at);
         self.at = expected.map_or(self.at, |place| place + 1);
-        self.deviations += u64::from(!is_next);
+        match is_next {
+            true => self.expected += 1,
+            false => (self.deviations, self.expected) = (self.deviations + 1, 0),
+        }
         is_next
     }
 
@@ -137,9 +143,19 @@ impl UseOrder {
         self.roots.iter().flat_map(|of| of.order.iter().map(|unit| (*unit, of.passes)))
     }
 
+    /// Returns how many passes of late were of this root.
+    pub fn passes(&self, root: Root) -> u64 {
+        self.roots[root].passes
+    }
+
     /// Returns the modules that the next pass of a root is expected to use.
     pub fn expected(&self, root: Root) -> &[Unit] {
         &self.roots[root].order
+    }
+
+    /// Returns how many uses in a row, up to the last one, were the expected ones.
+    pub fn expected_in_a_row(&self) -> u64 {
+        self.expected
     }
 
     /// Returns how many uses were not the expected ones.
@@ -168,8 +184,9 @@ mod tests {
         assert_eq!(pass(&mut order, 0, &[2, 0, 1, 1, 3]), [true; 5]);
         // A pass that skips modules.
         assert_eq!(pass(&mut order, 0, &[2, 1, 3]), [true, false, false]);
+        assert_eq!(order.expected_in_a_row(), 0);
         assert_eq!(pass(&mut order, 0, &[2, 1, 3]), [true; 3]);
-        assert_eq!(order.deviations(), 6);
+        assert_eq!((order.deviations(), order.expected_in_a_row()), (6, 3));
         // A pass that ends early changes nothing.
         order.begin(0);
         order.note(2);

@@ -9,6 +9,13 @@ const WINDOW: u64 = 3;
 const SMALL_BYTES: u64 = 256 << 10;
 const SMALL_SHARE: u64 = 16;
 
+/// The part of the best choice's bytes that another one must save, and the most choices that are compared.
+const NEARLY: f64 = 0.95;
+const CHOICES_MAX: usize = 16;
+/// The highest rate, in multiples of the mean one, and the steps in which the lowest possible one is looked for.
+const RATES: f64 = 64.0;
+const STEPS: usize = 30;
+
 /// What a plan is made from.
 pub struct PlanInput<'a> {
     /// Bytes of each group in the device.
@@ -21,6 +28,9 @@ pub struct PlanInput<'a> {
     pub units: &'a [Vec<Group>],
     /// Bytes of device memory for all of them.
     pub room: u64,
+    /// Seconds of work for which each group is used in a pass, if they are known, and bytes that may come ahead of their use.
+    pub work: Option<&'a [f64]>,
+    pub ahead: u64,
 }
 
 /// The groups that stay in the device from pass to pass, in the order of their first use. The others come and go in the rest of the
@@ -32,25 +42,57 @@ pub struct Kept {
     pub bytes: u64,
 }
 
+impl PlanInput<'_> {
+    /// Returns the work between each of these groups, which are in the order of their first use, and the one before it.
+    fn before(&self, groups: &[(Group, u64)], work: &[f64]) -> Vec<f64> {
+        let (mut before, mut sum) = (Vec::new(), 0.0);
+        for group in self.order {
+            if groups.get(before.len()).is_some_and(|(next, _)| next == group) {
+                before.push(std::mem::take(&mut sum));
+            }
+            sum += work[*group];
+        }
+        // Passes follow each other.
+        if let Some(first) = before.first_mut() {
+            *first += sum;
+        }
+        before
+    }
+}
+
 impl Kept {
     /// Chooses those that save most loads. Groups that are used equally often are chosen evenly over a pass, so that those between them
     /// can come while they are in use.
     pub fn choose(input: &PlanInput<'_>) -> Kept {
+        // The first one of those that save as much.
+        let choices = Kept::choices(input).into_iter().rev();
+        choices.max_by_key(|kept| kept.value(input.bytes, input.uses)).unwrap_or_default()
+    }
+
+    /// Returns the choice for each size of the largest group that comes and goes: the larger it is, the less room there is for those that stay.
+    fn choices(input: &PlanInput<'_>) -> Vec<Kept> {
         let mut sizes: Vec<u64> =
             input.order.iter().map(|group| aligned(input.bytes[*group])).collect();
         sizes.sort_unstable();
         sizes.dedup();
-        let mut best = Kept::default();
         // As if all that is expected stayed.
         sizes.insert(0, 0);
-        // The larger the groups that come and go, the less room there is for those that stay.
-        for largest in sizes {
-            let kept = Kept::with_largest(input, largest);
-            if kept.value(input.bytes, input.uses) > best.value(input.bytes, input.uses) {
-                best = kept;
-            }
-        }
-        best
+        sizes.into_iter().map(|largest| Kept::with_largest(input, largest)).collect()
+    }
+
+    /// Returns choices that save nearly as many loads as others can, so that the bytes which come are spread over the time of a pass.
+    ///
+    /// # Panics
+    /// Panics if the work is not known.
+    pub fn over_work(input: &PlanInput<'_>) -> Vec<Kept> {
+        assert!(input.work.is_some());
+        let mut choices = Kept::choices(input);
+        let value = |kept: &Kept| kept.value(input.bytes, input.uses);
+        choices.sort_by_key(|kept| std::cmp::Reverse(value(kept)));
+        let best = choices.first().map_or(0, value);
+        choices.retain(|kept| value(kept) as f64 >= NEARLY * best as f64);
+        choices.truncate(CHOICES_MAX);
+        choices
     }
 
     /// Chooses groups so that those which come and go have at most so many bytes. Returns none if there is no room for this.
@@ -80,7 +122,13 @@ impl Kept {
             let class =
                 input.order.iter().filter(|group| !is_kept[**group] && input.uses[**group] == uses);
             let class: Vec<(Group, u64)> = class.map(|group| (*group, size(group))).collect();
-            for group in spread(&class, left) {
+            let chosen = match input.work {
+                Some(work) => {
+                    spread_over_work(&class, &input.before(&class, work), left, input.ahead)
+                }
+                None => spread(&class, left),
+            };
+            for group in chosen {
                 is_kept[group] = true;
                 left -= size(&group);
             }
@@ -112,8 +160,64 @@ pub fn spread(groups: &[(Group, u64)], room: u64) -> Vec<Group> {
     chosen
 }
 
+/// Chooses groups that have at most so many bytes together, so that the bytes of the others are spread over the time of a pass. `before` is the
+/// work before each group's use, in which it can come. At most `ahead` bytes come earlier than that.
+fn spread_over_work(groups: &[(Group, u64)], before: &[f64], room: u64, ahead: u64) -> Vec<Group> {
+    let largest = groups.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
+    let ahead = ahead.max(largest) as f64;
+    let total: u64 = groups.iter().map(|(_, bytes)| bytes).sum();
+    let work: f64 = before.iter().sum();
+    // If so many bytes can come in a unit of work, which groups need not stay? The second of two passes tells, which begins with what the first one
+    // has left.
+    let stay = |rate: f64, ahead: f64| -> Vec<(Group, u64)> {
+        let (mut can_come, mut kept) = (0.0_f64, Vec::new());
+        for _ in 0..2 {
+            kept.clear();
+            for ((group, bytes), before) in groups.iter().zip(before) {
+                can_come = (can_come + rate * before).min(ahead);
+                match can_come >= *bytes as f64 {
+                    true => can_come -= *bytes as f64,
+                    false => kept.push((*group, *bytes)),
+                }
+            }
+        }
+        kept
+    };
+    let sum = |kept: &[(Group, u64)]| -> u64 { kept.iter().map(|(_, bytes)| bytes).sum() };
+    // If those that stay have no room at any rate, others come long before their use.
+    let (mut low, mut high) = (0.0, RATES * total as f64 / work);
+    let rates = [ahead, f64::INFINITY].into_iter();
+    let found = rates.filter(|_| high.is_finite()).map(|ahead| (ahead, stay(high, ahead)));
+    let Some((ahead, mut best)) = found.into_iter().find(|(_, kept)| sum(kept) <= room) else {
+        return spread(groups, room);
+    };
+    // The lowest rate at which they have room.
+    for _ in 0..STEPS {
+        let rate = f64::midpoint(low, high);
+        let kept = stay(rate, ahead);
+        match sum(&kept) <= room {
+            true => (best, high) = (kept, rate),
+            false => low = rate,
+        }
+    }
+    let mut left = room - sum(&best);
+    let mut chosen: Vec<Group> = best.into_iter().map(|(group, _)| group).collect();
+    let others = groups.iter().filter(|(group, _)| !chosen.contains(group)).copied();
+    let mut others: Vec<(Group, u64)> = others.collect();
+    others.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    for (group, bytes) in others {
+        if bytes <= left {
+            left -= bytes;
+            chosen.push(group);
+        }
+    }
+    chosen
+}
+
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
     use crate::room::ALIGNMENT;
 
@@ -122,7 +226,8 @@ mod tests {
         let order: Vec<Group> = (0..bytes.len()).collect();
         let units: Vec<Vec<Group>> = order.iter().map(|group| vec![*group]).collect();
         let room = room * ALIGNMENT;
-        let input = PlanInput { bytes: &bytes, uses, order: &order, units: &units, room };
+        let (bytes, order) = (&bytes[..], &order[..]);
+        let input = PlanInput { bytes, uses, order, units: &units, room, work: None, ahead: 0 };
         let kept = Kept::choose(&input);
         assert_eq!(kept.bytes, kept.groups.iter().map(|group| bytes[*group]).sum::<u64>());
         let rest = bytes.iter().enumerate().filter(|(group, _)| !kept.groups.contains(group));
@@ -166,6 +271,37 @@ mod tests {
     }
 
     #[test]
+    fn what_comes_is_spread_over_the_time_of_a_pass() {
+        // In the first half, groups are used for a third of the time of those in the second half.
+        let work: Vec<f64> = (0..40).map(|group| if group < 20 { 1.0 } else { 3.0 }).collect();
+        let (bytes, uses, order) = ([ALIGNMENT; 40], [1; 40], (0..40).collect::<Vec<_>>());
+        let units: Vec<Vec<Group>> = order.iter().map(|group| vec![*group]).collect();
+        let kept = |room, ahead| -> [usize; 2] {
+            let work = Some(&work[..]);
+            let (room, ahead) = (room * ALIGNMENT, ahead * ALIGNMENT);
+            let input = PlanInput {
+                bytes: &bytes,
+                uses: &uses,
+                order: &order,
+                units: &units,
+                room,
+                work,
+                ahead,
+            };
+            let all = Kept::over_work(&input);
+            let count = |groups: Range<usize>| {
+                all[0].groups.iter().filter(|group| groups.contains(group)).count()
+            };
+            [count(0..20), count(20..40)]
+        };
+        assert_eq!(kept(40, 0), [20, 20]);
+        // 20 stay, so 20 come: a quarter of them in the first half.
+        assert_eq!(kept(23, 2), [15, 5]);
+        assert_eq!(kept(13, 2), [10, 0], "three in four come, which are all of the second half");
+        assert_eq!(kept(3, 2), [0, 0]);
+    }
+
+    #[test]
     fn each_unit_fits_beside_what_stays() {
         let mut random = fastrand::Rng::with_seed(5);
         for _ in 0..500 {
@@ -182,12 +318,18 @@ mod tests {
             let size = |group: &Group| aligned(bytes[*group]);
             let needed: u64 = units.iter().map(|unit| unit.iter().map(size).sum()).max().unwrap();
             let room = needed + random.u64(..20) * ALIGNMENT;
-            let input =
-                PlanInput { bytes: &bytes, uses: &uses, order: &order, units: &units, room };
-            let kept = Kept::choose(&input);
-            for unit in &units {
-                let comes = unit.iter().filter(|group| !kept.groups.contains(group));
-                assert!(kept.bytes + comes.map(size).sum::<u64>() <= room);
+            let work: Vec<f64> = (0..count).map(|_| random.f64() * random.f64()).collect();
+            let work = random.bool().then_some(&work[..]);
+            let ahead = random.u64(..9) * ALIGNMENT;
+            let (bytes, uses, order) = (&bytes[..], &uses[..], &order[..]);
+            let input = PlanInput { bytes, uses, order, units: &units, room, work, ahead };
+            let over_work = work.map(|_| Kept::over_work(&input)).unwrap_or_default();
+            for kept in [Kept::choose(&input)].into_iter().chain(over_work) {
+                assert_eq!(kept.bytes, kept.groups.iter().map(size).sum::<u64>());
+                for unit in &units {
+                    let comes = unit.iter().filter(|group| !kept.groups.contains(group));
+                    assert!(kept.bytes + comes.map(size).sum::<u64>() <= room);
+                }
             }
         }
     }

@@ -17,6 +17,8 @@ pub struct PassInput<'a> {
     pub room: u64,
     /// Seconds in which each group comes into the device once it is in RAM, and in which it is read before.
     pub loads: &'a [Load],
+    /// Bytes that come near the device at most before they have memory of it.
+    pub stage_bytes: u64,
     /// Bytes that are read ahead at most.
     pub buffer_bytes: u64,
 }
@@ -25,6 +27,8 @@ pub struct PassInput<'a> {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Load {
     pub seconds: f64,
+    /// Bytes that come, as they are outside of the device.
+    pub bytes: u64,
     pub read_seconds: f64,
     pub read_bytes: u64,
 }
@@ -47,7 +51,10 @@ const PASSES: usize = 4;
 struct Coming {
     bytes: u64,
     read_bytes: u64,
+    outside_bytes: u64,
+    /// When it is near the device, and when it is in its memory.
     loaded: Duration,
+    placed: Duration,
     /// When its memory is free again.
     free: Duration,
 }
@@ -58,11 +65,12 @@ pub fn predict(input: &PassInput<'_>) -> PassPrediction {
     let time = |seconds: f64| Duration::from_secs_f64(seconds.clamp(0.0, 1e9));
     let [mut pass, mut compute_sum, mut load_sum, mut read_sum] = [Duration::ZERO; 4];
     // The end of the last read, of the last load, and of the last use.
-    let [mut read, mut loaded, mut now] = [Duration::ZERO; 3];
+    let [mut read, mut loaded, mut placed, mut now] = [Duration::ZERO; 4];
     let mut all: Vec<Coming> = Vec::new();
     // The first loads whose memory, or buffer, is not yet counted as free.
     let (mut oldest, mut live) = (0, 0);
     let (mut oldest_read, mut live_read) = (0, 0);
+    let (mut oldest_staged, mut live_staged) = (0, 0);
     for _ in 0..PASSES {
         let began = now;
         [compute_sum, load_sum, read_sum] = [Duration::ZERO; 3];
@@ -70,7 +78,8 @@ pub fn predict(input: &PassInput<'_>) -> PassPrediction {
             let first = all.len();
             let mut ready = now;
             for group in groups.iter().copied().filter(|group| !input.kept[*group]) {
-                let Load { seconds, read_seconds, read_bytes } = input.loads[group];
+                let Load { seconds, bytes: outside_bytes, read_seconds, read_bytes } =
+                    input.loads[group];
                 let mut may_read = Duration::ZERO;
                 live_read += read_bytes;
                 while live_read > input.buffer_bytes && oldest_read < all.len() {
@@ -82,17 +91,29 @@ pub fn predict(input: &PassInput<'_>) -> PassPrediction {
                     read = read.max(may_read) + time(read_seconds);
                 }
                 let mut may_load = if read_bytes > 0 { read } else { Duration::ZERO };
-                live += input.bytes[group];
+                live_staged += outside_bytes;
+                while live_staged > input.stage_bytes && oldest_staged < all.len() {
+                    may_load = may_load.max(all[oldest_staged].placed);
+                    live_staged -= all[oldest_staged].outside_bytes;
+                    oldest_staged += 1;
+                }
+                let mut may_place = Duration::ZERO;
+                let bytes = input.bytes[group];
+                live += bytes;
                 // Memory of the same use is not free before it.
                 while live > input.room && oldest < first {
-                    may_load = may_load.max(all[oldest].free);
+                    may_place = may_place.max(all[oldest].free);
                     live -= all[oldest].bytes;
                     oldest += 1;
                 }
+                if input.stage_bytes == 0 || outside_bytes > input.stage_bytes {
+                    may_load = may_load.max(may_place);
+                }
                 loaded = loaded.max(may_load) + time(seconds);
-                ready = ready.max(loaded);
-                let bytes = input.bytes[group];
-                all.push(Coming { bytes, read_bytes, loaded, free: Duration::MAX });
+                placed = placed.max(loaded).max(may_place);
+                ready = ready.max(placed);
+                let free = Duration::MAX;
+                all.push(Coming { bytes, read_bytes, outside_bytes, loaded, placed, free });
                 load_sum += time(seconds);
                 read_sum += time(read_seconds);
             }
@@ -121,14 +142,29 @@ mod tests {
         compute: f64,
         load: Load,
     ) -> PassPrediction {
+        predicted_staged(count, kept, [room, 0], compute, load)
+    }
+
+    fn predicted_staged(
+        count: usize,
+        kept: &[Group],
+        [room, stage_bytes]: [u64; 2],
+        compute: f64,
+        load: Load,
+    ) -> PassPrediction {
         let groups: Vec<Group> = (0..count).collect();
         let uses: Vec<(&[Group], f64)> = groups.chunks(1).map(|of| (of, compute)).collect();
         let is_kept: Vec<bool> = groups.iter().map(|group| kept.contains(group)).collect();
         let (bytes, loads) = (vec![10; count], vec![load; count]);
-        let kept = &is_kept[..];
-        let input =
-            PassInput { uses: &uses, bytes: &bytes, kept, room, loads: &loads, buffer_bytes: 30 };
-        predict(&input)
+        predict(&PassInput {
+            uses: &uses,
+            bytes: &bytes,
+            kept: &is_kept,
+            room,
+            loads: &loads,
+            stage_bytes,
+            buffer_bytes: 30,
+        })
     }
 
     fn near(found: f64, expected: f64) -> bool {
@@ -139,6 +175,7 @@ mod tests {
     fn a_pass_takes_as_long_as_what_limits_it() {
         let load = |seconds, read_seconds| Load {
             seconds,
+            bytes: 5,
             read_seconds,
             read_bytes: if read_seconds > 0.0 { 10 } else { 0 },
         };
@@ -154,6 +191,9 @@ mod tests {
         // With memory for one group, loads and work alternate.
         let found = predicted(8, &[], 10, 1.0, load(0.5, 0.0));
         assert!(near(found.seconds, 12.0) && near(found.compute_seconds, 8.0), "{found:?}");
+        // They do not if the next one can be staged. One that is larger than all that can be staged comes when it has its place.
+        let staged = |bytes| predicted_staged(8, &[], [10, bytes], 1.0, load(0.5, 0.0)).seconds;
+        assert!(near(staged(5), 8.0) && near(staged(4), 12.0));
     }
 
     #[test]
@@ -161,11 +201,11 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(5);
         for _ in 0..100 {
             let count = random.usize(1..12);
-            let load = Load { seconds: random.f64(), read_seconds: 0.0, read_bytes: 0 };
-            let compute = random.f64();
+            let load = Load { seconds: random.f64(), bytes: 5, read_seconds: 0.0, read_bytes: 0 };
+            let (compute, stage) = (random.f64(), random.u64(..30));
             let mut before = f64::INFINITY;
             for room in 1..count as u64 + 1 {
-                let found = predicted(count, &[], room * 10, compute, load);
+                let found = predicted_staged(count, &[], [room * 10, stage], compute, load);
                 assert!(found.seconds <= before + 1e-9);
                 assert!(found.seconds + 1e-9 >= found.compute_seconds.max(found.load_seconds));
                 before = found.seconds;

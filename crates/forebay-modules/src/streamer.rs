@@ -14,7 +14,7 @@ use crate::plan::Kept;
 use crate::prediction::PassPrediction;
 use crate::room::{ALIGNMENT, Group, Room, aligned};
 use crate::source::WeightSource;
-use crate::timing::Timing;
+use crate::timing::{TimedUses, Timing};
 
 /// Weights that are in the device together.
 #[derive(Debug, Clone, Copy)]
@@ -101,6 +101,8 @@ struct Shared<D: Device> {
     /// Bytes of device memory, and of the groups that always stay.
     bytes: u64,
     always_bytes: u64,
+    /// Most loaders that stage weights at the same time. One more gives places to what is staged.
+    staging_max: usize,
     state: Mutex<State<D>>,
     /// Notified when weights have come, or do not come.
     changed: Condvar,
@@ -120,15 +122,18 @@ struct State<D: Device> {
     queues: Vec<D::Queue>,
     /// True while loaders begin nothing but what a caller waits for, because other groups are to stay.
     pauses: bool,
-    /// Numbers of loaders that wait for work, and of callers that wait for weights.
+    /// Numbers of loaders that wait for work, of those that stage weights, and of callers that wait for weights.
     loaders_wait: usize,
+    loaders_stage: usize,
     callers_wait: usize,
     /// Bytes of the groups that stay.
     fixed_bytes: u64,
     /// The points after which memory of groups that stay may be written.
     after: Vec<D::Point>,
     room: Room<D::Point>,
-    groups: Vec<GroupState<D::Point>>,
+    groups: Vec<GroupState<D>>,
+    /// Groups of which weights are staged, or that a loader stages.
+    staged: Vec<Group>,
     /// What a caller waits for. Others wait for their turn, so that no two wait for memory that the other one has.
     demand: Option<Demand>,
     /// Groups whose loads failed, until a caller asks again.
@@ -137,13 +142,23 @@ struct State<D: Device> {
     begun: Vec<u64>,
     /// Times of the pass that runs, if it is measured, and of the last measured pass of each root.
     measuring: Option<Timing<D::Moment>>,
-    measured: Vec<Option<Timing<D::Moment>>>,
+    measured: Vec<Measured<D::Moment>>,
+    /// True if times have become known for which nothing was planned yet.
+    has_new_times: bool,
     /// Modules in use, for each thread.
     uses: HashMap<ThreadId, usize>,
     /// The error after which nothing is known about the device any more.
     lost: Option<DeviceError>,
     closes: bool,
     statistics: StreamStatistics,
+}
+
+/// Times of a pass.
+enum Measured<M> {
+    No,
+    /// They were noted, but the device has perhaps not reached all of them.
+    Timing(Timing<M>),
+    Times(TimedUses),
 }
 
 /// A module whose weights a caller waits for.
@@ -156,12 +171,24 @@ struct Demand {
     is_last_try: bool,
 }
 
-struct GroupState<P> {
-    place: Place<P>,
+struct GroupState<D: Device> {
+    place: Place<D::Point>,
+    near: Near<D::Staged>,
     /// Modules that use it, or wait for it with others.
     in_use: usize,
     /// The ends of uses, of which the device has perhaps not reached all.
-    ends: Vec<P>,
+    ends: Vec<D::Point>,
+}
+
+/// Whether weights without a place in the device are staged.
+enum Near<S> {
+    No,
+    /// A loader stages them.
+    Coming,
+    Staged {
+        weights: S,
+        is_whole: bool,
+    },
 }
 
 enum Place<P> {
@@ -176,21 +203,41 @@ enum Place<P> {
     },
 }
 
-impl<P> GroupState<P> {
+impl<D: Device> GroupState<D> {
+    fn new() -> GroupState<D> {
+        GroupState { place: Place::Absent, near: Near::No, in_use: 0, ends: Vec::new() }
+    }
+
     fn is_absent(&self) -> bool {
         matches!(self.place, Place::Absent)
     }
 
-    fn ready(&self) -> Option<(u64, &P)> {
+    fn is_coming_near(&self) -> bool {
+        matches!(self.near, Near::Coming)
+    }
+
+    fn ready(&self) -> Option<(u64, &D::Point)> {
         match &self.place {
             Place::There { at, ready, .. } => Some((*at, ready)),
             _ => None,
         }
     }
+
+    /// Notes that it is no longer in the device. Returns the points after which its range may be written.
+    fn leave(&mut self) -> Vec<D::Point> {
+        let Place::There { ready, .. } = std::mem::replace(&mut self.place, Place::Absent) else {
+            unreachable!("only groups that are there leave");
+        };
+        let mut points = std::mem::take(&mut self.ends);
+        points.push(ready);
+        points
+    }
 }
 
 /// Points that are kept before those that are reached are looked for, since asking the device takes time.
 const POINTS_MAX: usize = 8;
+/// Uses in a row that were expected, after which later ones are trusted enough to stage their weights.
+const TRUSTED: u64 = 8;
 /// Time after which a caller that waits is asked whether to wait on.
 const ASKS_AFTER: Duration = Duration::from_millis(100);
 /// How much more a plan must save than the one before, because all weights come again then.
@@ -242,15 +289,18 @@ impl<D: Device> Streamer<D> {
             queues: Vec::new(),
             pauses: false,
             loaders_wait: 0,
+            loaders_stage: 0,
             callers_wait: 0,
             fixed_bytes: 0,
             after: Vec::new(),
             room: Room::new(0, Vec::new()),
             groups: groups.iter().map(|_| GroupState::new()).collect(),
+            staged: Vec::new(),
             demand: None,
             begun: vec![0; predictions_len],
             measuring: None,
-            measured: (0..predictions_len).map(|_| None).collect(),
+            measured: (0..predictions_len).map(|_| Measured::No).collect(),
+            has_new_times: false,
             failed: HashMap::new(),
             uses: HashMap::new(),
             lost: None,
@@ -258,6 +308,8 @@ impl<D: Device> Streamer<D> {
             statistics: StreamStatistics::default(),
         };
         let (state, changed, work) = (Mutex::new(state), Condvar::new(), Condvar::new());
+        // Weights of files come one after the other, as the disk reads them. Of those of RAM, one is queued while another one is copied.
+        let staging_max = if source.expects_max() > 0 { 0 } else { 2 };
         let shared = Arc::new(Shared {
             device,
             source,
@@ -269,19 +321,18 @@ impl<D: Device> Streamer<D> {
             aligned,
             bytes,
             always_bytes,
+            staging_max,
             state,
             changed,
             work,
         });
         shared.plan(&mut lock(&shared.state));
-        // Weights of files come one after the other, as the disk reads them. Of those in RAM, one is queued while another one is copied.
-        let count = if shared.source.expects_max() > 0 { 1 } else { 2 };
         let loader = |_| {
             let own = shared.clone();
             let builder = thread::Builder::new().name("weights".into());
             builder.spawn(move || own.load_ahead()).expect("the system starts a thread")
         };
-        let loaders = (0..count).map(loader).collect();
+        let loaders = (0..=staging_max).map(loader).collect();
         Ok(Streamer { shared, loaders: Mutex::new(loaders) })
     }
 
@@ -299,8 +350,10 @@ impl<D: Device> Streamer<D> {
     /// Notes that a pass has ended as a whole. A pass that fails does not end.
     pub fn end(&self) {
         let mut state = lock(&self.shared.state);
+        // Those of passes before this one. An error of the device shows where a module is used.
+        let _ = self.shared.resolve_times(&mut state);
         if let (Some(root), Some(timing)) = (state.order.end(), state.measuring.take()) {
-            state.measured[root] = Some(timing);
+            state.measured[root] = Measured::Timing(timing);
         }
         state.statistics.passes += 1;
         while !self.shared.plan(&mut state) && !state.closes && state.lost.is_none() {
@@ -387,7 +440,9 @@ impl<D: Device> Streamer<D> {
             if let Some(lost) = &state.lost {
                 return Err(lost.clone().into());
             }
-            let ready = |group: &mut GroupState<D::Point>| {
+            // No loader is left that stages others.
+            state.groups.iter_mut().for_each(|group| group.near = Near::No);
+            let ready = |group: &mut GroupState<D>| {
                 let ready = group.ready().map(|(_, ready)| ready.clone());
                 ready.into_iter().chain(std::mem::take(&mut group.ends)).collect::<Vec<_>>()
             };
@@ -406,12 +461,6 @@ impl<D: Device> Drop for Streamer<D> {
         if let Err(error) = self.close() {
             tracing::error!("a stream of weights ends without its device: {error}");
         }
-    }
-}
-
-impl<P> GroupState<P> {
-    fn new() -> GroupState<P> {
-        GroupState { place: Place::Absent, in_use: 0, ends: Vec::new() }
     }
 }
 
@@ -609,14 +658,4 @@ impl<D: Device> Shared<D> {
             self.changed.notify_all();
         }
     }
-}
-
-/// Notes that a group is no longer in the device. Returns the points after which its range may be written.
-fn leave<P>(of: &mut GroupState<P>) -> Vec<P> {
-    let Place::There { ready, .. } = std::mem::replace(&mut of.place, Place::Absent) else {
-        unreachable!("only groups that are there leave");
-    };
-    let mut points = std::mem::take(&mut of.ends);
-    points.push(ready);
-    points
 }

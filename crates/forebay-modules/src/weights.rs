@@ -480,6 +480,11 @@ impl Iterator for Arriving {
 }
 
 impl Arriving {
+    /// Returns true if there is no other chunk.
+    pub fn is_at_end(&self) -> bool {
+        self.here.is_empty() && self.next == self.reads
+    }
+
     /// Returns true if the next chunk is still on its way.
     pub fn is_late(&self) -> bool {
         self.here.is_empty() && self.next < self.reads && {

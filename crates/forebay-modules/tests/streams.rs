@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use forebay_modules::{
@@ -26,6 +27,9 @@ enum Work {
 
 struct Simulated {
     state: Mutex<State>,
+    /// Free slots for staged weights, and all of them.
+    slots: Arc<AtomicUsize>,
+    slots_max: usize,
     /// One load of so many fails, if any.
     fails: Option<usize>,
 }
@@ -38,6 +42,9 @@ struct State {
     wrong: usize,
     checked: usize,
     lost: bool,
+    /// Seconds of each check, and of all so far.
+    seconds: f64,
+    clock: f64,
 }
 
 impl State {
@@ -88,6 +95,11 @@ fn bounds(range: Range<u64>) -> Range<usize> {
     range.start as usize..range.end as usize
 }
 
+/// Returns the number of slots for staged weights that a device with this seed has.
+fn slots_of(seed: u64) -> usize {
+    fastrand::Rng::with_seed(seed).usize(..8)
+}
+
 impl Simulated {
     fn new(seed: u64, bytes: u64, queues: usize, fails: Option<usize>) -> Arc<Simulated> {
         let state = State {
@@ -98,8 +110,20 @@ impl Simulated {
             wrong: 0,
             checked: 0,
             lost: false,
+            seconds: 0.25,
+            clock: 0.0,
         };
-        Arc::new(Simulated { state: Mutex::new(state), fails })
+        let slots_max = slots_of(seed);
+        let slots = Arc::new(AtomicUsize::new(slots_max));
+        Arc::new(Simulated { state: Mutex::new(state), slots, slots_max, fails })
+    }
+
+    fn fail_sometimes(&self) -> Result<(), DeviceError> {
+        let mut state = self.state.lock().unwrap();
+        match self.fails.is_some_and(|of| state.random.usize(..of) == 0) {
+            true => Err(DeviceError::Source("the disk stalls".into())),
+            false => Ok(()),
+        }
     }
 
     /// Queues a check that a range has the bytes of a group.
@@ -107,6 +131,7 @@ impl Simulated {
         let mut state = self.state.lock().unwrap();
         assert!(range.end <= state.memory.len() as u64);
         state.queues[queue].push_back(Work::Check(range, byte));
+        state.clock += state.seconds;
         state.run_some(6);
     }
 
@@ -115,6 +140,7 @@ impl Simulated {
         let mut state = self.state.lock().unwrap();
         state.run_until(|state| state.queues.iter().all(VecDeque::is_empty));
         assert_eq!(state.wrong, 0, "of {} checks", state.checked);
+        assert_eq!(self.slots.load(Ordering::SeqCst), self.slots_max, "all slots are back");
         state.checked
     }
 }
@@ -123,6 +149,27 @@ impl Simulated {
 struct Weights {
     bytes: u64,
     byte: u8,
+}
+
+/// Weights of which some are in slots, which come back when this is dropped.
+struct Staged {
+    weights: Weights,
+    taken: usize,
+    slots: Option<Arc<AtomicUsize>>,
+}
+
+impl From<Weights> for Staged {
+    fn from(weights: Weights) -> Staged {
+        Staged { weights, taken: 0, slots: None }
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if let Some(slots) = &self.slots {
+            slots.fetch_add(self.taken, Ordering::SeqCst);
+        }
+    }
 }
 
 /// The bytes of each group.
@@ -140,21 +187,38 @@ impl WeightSource<Weights> for Sizes {
 
 impl Device for Simulated {
     type Weights = Weights;
+    type Staged = Staged;
     type Queue = Queue;
     type Point = Point;
-    type Moment = ();
+    type Moment = f64;
 
-    fn load(
-        &self,
-        weights: Weights,
-        to: Range<u64>,
-        after: &[Point],
-    ) -> Result<Point, DeviceError> {
-        assert_eq!(to.end - to.start, weights.bytes);
-        let mut state = self.state.lock().unwrap();
-        if self.fails.is_some_and(|of| state.random.usize(..of) == 0) {
-            return Err(DeviceError::Source("the disk stalls".into()));
+    fn stage_bytes(&self) -> u64 {
+        self.slots_max as u64 * ALIGNMENT
+    }
+
+    fn can_stage(&self) -> bool {
+        self.slots.load(Ordering::SeqCst) > 0
+    }
+
+    fn stage(&self, staged: &mut Staged) -> Result<bool, DeviceError> {
+        staged.slots = Some(Arc::clone(&self.slots));
+        let needed = staged.weights.bytes.div_ceil(ALIGNMENT) as usize;
+        let take = |free: usize| free.checked_sub(1);
+        while staged.taken < needed {
+            if self.slots.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_err() {
+                return Ok(false);
+            }
+            staged.taken += 1;
+            self.fail_sometimes()?;
         }
+        Ok(true)
+    }
+
+    fn load(&self, staged: Staged, to: Range<u64>, after: &[Point]) -> Result<Point, DeviceError> {
+        let weights = &staged.weights;
+        assert_eq!(to.end - to.start, weights.bytes);
+        self.fail_sometimes()?;
+        let mut state = self.state.lock().unwrap();
         let middle = to.start + state.random.u64(..=weights.bytes);
         let copies = &mut state.queues[COPIES];
         copies.extend(after.iter().map(|point| Work::Wait(point.clone())));
@@ -179,12 +243,12 @@ impl Device for Simulated {
         }
     }
 
-    fn moment(&self, _: Queue) -> Result<(), DeviceError> {
-        Ok(())
+    fn moment(&self, _: Queue) -> Result<f64, DeviceError> {
+        Ok(self.state.lock().unwrap().clock)
     }
 
-    fn seconds_between(&self, (): &(), (): &()) -> Result<f64, DeviceError> {
-        Ok(0.25)
+    fn seconds_between(&self, first: &f64, second: &f64) -> Result<f64, DeviceError> {
+        Ok(second - first)
     }
 
     fn bytes_per_second(&self) -> Option<f64> {
@@ -406,6 +470,57 @@ fn passes_load_what_does_not_fit_and_little_more() {
         assert!(expected.contains(&loads), "{loads} loads with room for {room}, not {expected:?}");
         assert!(each.iter().all(|of| of.deviations == 0));
     }
+}
+
+#[test]
+fn weights_are_staged_while_there_is_no_room() {
+    for seed in (0..20).filter(|seed| slots_of(*seed) > 0) {
+        let modules = Modules::equal(40, ALIGNMENT);
+        let device = Simulated::new(seed, 2 * ALIGNMENT, 2, None);
+        let stream = modules.stream(&device, 2 * ALIGNMENT, 1).unwrap();
+        stream.begin(0);
+        for unit in 0..20 {
+            modules.use_unit(&stream, &device, unit, 1).unwrap();
+        }
+        // These have all of the memory.
+        let units = [20, 21].map(|unit| {
+            stream.acquire(unit, 1, &mut || true).unwrap();
+            unit
+        });
+        while device.can_stage() {
+            std::thread::yield_now();
+        }
+        // One that was not expected comes as well.
+        units.iter().for_each(|unit| stream.release(*unit, 1).unwrap());
+        modules.use_unit(&stream, &device, 5, 1).unwrap();
+        (22..40).for_each(|unit| modules.use_unit(&stream, &device, unit, 1).unwrap());
+        stream.end();
+        drop(stream);
+        device.finish();
+    }
+}
+
+#[test]
+fn groups_stay_where_passes_have_no_time_for_loads() {
+    let modules = Modules::equal(40, ALIGNMENT);
+    let seed = (0..).find(|seed| slots_of(*seed) == 2).unwrap();
+    let device = Simulated::new(seed, 23 * ALIGNMENT, 2, None);
+    let stream = modules.stream(&device, 23 * ALIGNMENT, 1).unwrap();
+    let mut predicted = Vec::new();
+    for _ in 0..6 {
+        stream.begin(0);
+        for unit in 0..40 {
+            device.state.lock().unwrap().seconds = if unit < 20 { 0.0 } else { 2.0 };
+            modules.use_unit(&stream, &device, unit, 1).unwrap();
+        }
+        stream.end();
+        predicted.extend(stream.predict(0, 0, 0).unwrap().map(|of| of.seconds));
+    }
+    drop(stream);
+    device.finish();
+    // A load takes a second. 20 of 40 come, first as many in the first half as in the second, where all can come meanwhile.
+    let (first, last) = (predicted[0], predicted[predicted.len() - 1]);
+    assert!(first > 44.0 && (40.0..40.5).contains(&last), "{predicted:?}");
 }
 
 #[test]

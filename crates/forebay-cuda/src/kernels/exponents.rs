@@ -79,6 +79,14 @@ impl Gpu {
     }
 }
 
+/// Where decoded weights go, aligned to 16 bytes.
+#[derive(Clone, Copy)]
+pub enum DecodeTo {
+    Memory(DevicePtr<u8>),
+    /// So many bytes behind the begin of a range, which is known only when they are decoded.
+    Range(u64),
+}
+
 /// A container of codec `exponents` in device memory, and where its weights go. The caller has read its header, and checked
 /// where its chunks lie: kernels do not.
 #[derive(Clone, Copy)]
@@ -87,8 +95,7 @@ pub struct CodedContainer {
     /// The container, aligned to 4 bytes, and the number of its bytes.
     pub from: DevicePtr<u8>,
     pub bytes: usize,
-    /// Memory for the weights, aligned to 16 bytes.
-    pub to: DevicePtr<u8>,
+    pub to: DecodeTo,
     /// Number of weights, in whole blocks.
     pub weights: u64,
 }
@@ -103,7 +110,11 @@ impl CodedContainer {
     /// Panics if `out` has another length.
     pub fn describe(&self, out: &mut [u8]) {
         assert_eq!(out.len(), Self::DESCRIPTION_BYTES);
-        let words = [self.from.address(), self.to.address(), self.weights];
+        let to = match self.to {
+            DecodeTo::Memory(to) => to.address(),
+            DecodeTo::Range(at) => at,
+        };
+        let words = [self.from.address(), to, self.weights];
         for (bytes, word) in out.chunks_exact_mut(8).zip(words) {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
@@ -139,8 +150,8 @@ impl Gpu {
 }
 
 impl ContainerDecoder {
-    /// Decodes containers of type `ty` when the copies that `copies` has started are done. `descriptions` are those of `containers`, in order. Sets
-    /// the word at `flag` to 1 if one is damaged; its weights are then anything.
+    /// Decodes containers of type `ty` when the work that `copies` has queued is done, all of them to `range` or none. `descriptions` are those of
+    /// `containers`, in order. Sets the word at `flag` to 1 if one is damaged; its weights are then anything.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -152,13 +163,20 @@ impl ContainerDecoder {
         copies: &CopyStream,
         ty: TensorType,
         containers: &[CodedContainer],
+        range: Option<DevicePtr<u8>>,
         descriptions: DevicePtr<u64>,
         flag: DevicePtr<u32>,
     ) -> Result<(), CudaError> {
         let kernel = self.kernels.iter().find(|(of, _)| *of == ty).map(|(_, kernel)| *kernel);
         let kernel = kernel.unwrap_or_else(|| panic!("{ty} has no coded exponents"));
+        let target = |container: &CodedContainer| match (container.to, range) {
+            (DecodeTo::Memory(to), None) => to,
+            (DecodeTo::Range(at), Some(range)) => range.offset(at as usize),
+            _ => panic!("a container goes to memory, or into the range"),
+        };
         for container in containers {
-            let CodedContainer { from, bytes, to, weights, .. } = *container;
+            let CodedContainer { from, bytes, weights, .. } = *container;
+            let to = target(container);
             from.check(bytes);
             to.check(ty.row_bytes(weights).expect("whole blocks") as usize);
             assert!(container.ty == ty && from.address().is_multiple_of(4));
@@ -169,9 +187,10 @@ impl ContainerDecoder {
         let words = containers.len() * CodedContainer::DESCRIPTION_BYTES / 8;
         let grid = (blocks, containers.len() as u32, 1);
         let launch = Launch::new(kernel, grid, (32 * WARPS as u32, 1, 1));
-        let mut launch = launch.ptr(descriptions, words).ptr(flag, 1);
+        let range = range.unwrap_or(DevicePtr::null());
+        let mut launch = launch.ptr(descriptions, words).optional(range, 0).ptr(flag, 1);
         for container in containers {
-            launch = launch.owned(container.from.owner()).owned(container.to.owner());
+            launch = launch.owned(container.from.owner()).owned(target(container).owner());
         }
         launch.run_behind(copies)
     }

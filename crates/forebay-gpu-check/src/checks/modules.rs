@@ -1,4 +1,4 @@
-//! Weights of modules that come into VRAM a part at a time: from RAM and from a file, coded and plain, with two loaders.
+//! Weights of modules that come into VRAM a part at a time: from RAM and from a file, coded and plain, staged and not.
 
 use std::io::Write as _;
 use std::sync::Arc;

@@ -2,9 +2,16 @@
 
 use std::sync::{MutexGuard, PoisonError};
 
-use super::{GroupState, POINTS_MAX, Place, Shared, State, StreamError, leave, lock};
-use crate::device::Device;
+use super::{GroupState, Near, POINTS_MAX, Place, Shared, State, StreamError, TRUSTED, lock};
+use crate::device::{Device, DeviceError};
 use crate::room::{Choice, Group};
+
+/// What a loader does next.
+enum Work {
+    /// Gives a group a place, and loads it. Groups that stay have their own.
+    Load(Group, Option<Choice>),
+    Stage(Group),
+}
 
 impl<D: Device> Shared<D> {
     /// Brings what a caller waits for, then what callers will use next, until the stream is closed.
@@ -12,8 +19,13 @@ impl<D: Device> Shared<D> {
         let mut state = lock(&self.state);
         while !state.closes && state.lost.is_none() {
             self.expect(&state);
-            state = match self.next(&state) {
-                Some((group, choice)) => self.load(state, group, choice),
+            let work = match self.next(&state) {
+                Some((group, choice)) => Some(Work::Load(group, choice)),
+                None => self.next_to_stage(&mut state).map(Work::Stage),
+            };
+            state = match work {
+                Some(Work::Load(group, choice)) => self.load(state, group, choice),
+                Some(Work::Stage(group)) => self.stage(state, group),
                 None if self.make_room(&mut state) => state,
                 None => {
                     state.loaders_wait += 1;
@@ -47,20 +59,28 @@ impl<D: Device> Shared<D> {
         self.source.expect(&expected);
     }
 
-    /// Returns the group that comes next, and the ranges in whose place. Groups that stay have their own.
+    /// Returns after how many other uses a group is used.
+    fn distance(&self, state: &State<D>, group: Group) -> usize {
+        let places = self.users[group].iter().filter_map(|unit| state.order.distance(*unit));
+        places.min().unwrap_or(usize::MAX)
+    }
+
+    /// Returns the group that gets a place next, and the ranges in whose place. Groups that stay have their own.
     fn next(&self, state: &State<D>) -> Option<(Group, Option<Choice>)> {
         let is_wanted =
             |group: &Group| state.groups[*group].is_absent() && !state.failed.contains_key(group);
         let next_use = |group: Group| {
             let may_leave = self.may_leave(&state.groups[group]);
-            let places = self.users[group].iter().filter_map(|unit| state.order.distance(*unit));
-            may_leave.then(|| places.min().unwrap_or(usize::MAX))
+            may_leave.then(|| self.distance(state, group))
         };
         let choose = |group: Group, later_than| {
             let bytes = self.groups[group].bytes;
             Some((group, Some(state.room.choose(bytes, later_than, next_use)?)))
         };
-        if let Some(group) = state.demand.as_ref().and_then(|demand| demand.groups.front()) {
+        // What is being staged gets its place when that has ended.
+        let is_free = |group: &&Group| !state.groups[**group].is_coming_near();
+        if let Some(demand) = state.demand.as_ref().filter(|demand| !demand.groups.is_empty()) {
+            let group = demand.groups.iter().find(is_free)?;
             return match state.fixed.contains_key(group) {
                 true => Some((*group, None)),
                 // What is in the way of a caller leaves, even if it is used soon.
@@ -75,13 +95,46 @@ impl<D: Device> Shared<D> {
                 let group = self.units[unit].iter().copied().find(is_wanted)?;
                 Some((distance, group))
             })?;
+        if state.groups[group].is_coming_near() {
+            return None;
+        }
         match state.fixed.contains_key(&group) {
             true => Some((group, None)),
             false => choose(group, Some(distance)),
         }
     }
 
-    fn may_leave(&self, of: &GroupState<D::Point>) -> bool {
+    /// Returns the group whose weights are staged next, because it has no place yet.
+    fn next_to_stage(&self, state: &mut State<D>) -> Option<Group> {
+        let is_trusted = state.order.expected_in_a_row() >= TRUSTED;
+        if state.pauses || !is_trusted || state.loaders_stage == self.staging_max {
+            return None;
+        }
+        let is_wanted = |group: &Group| {
+            let of = &state.groups[*group];
+            let is_whole = matches!(of.near, Near::Coming | Near::Staged { is_whole: true, .. });
+            of.is_absent() && !is_whole && !state.failed.contains_key(group)
+        };
+        let (distance, group) =
+            state.order.upcoming().enumerate().find_map(|(distance, unit)| {
+                let group = self.units[unit].iter().copied().find(is_wanted)?;
+                Some((distance, group))
+            })?;
+        if self.device.can_stage() {
+            return Some(group);
+        }
+        // After a deviation, what was staged may be used later than this.
+        let staged = state.staged.iter().filter(|of| !state.groups[**of].is_coming_near());
+        let last = *staged.max_by_key(|of| self.distance(state, **of))?;
+        if self.distance(state, last) <= distance {
+            return None;
+        }
+        state.staged.retain(|of| *of != last);
+        state.groups[last].near = Near::No;
+        self.device.can_stage().then_some(group)
+    }
+
+    fn may_leave(&self, of: &GroupState<D>) -> bool {
         of.in_use == 0 && of.ready().is_some()
     }
 
@@ -91,7 +144,8 @@ impl<D: Device> Shared<D> {
         let State { demand: Some(demand), uses, groups, room, failed, fixed, .. } = state else {
             return false;
         };
-        let Some(wanted) = demand.groups.front().copied() else { return false };
+        let is_free = |group: &&Group| !groups[**group].is_coming_near();
+        let Some(wanted) = demand.groups.iter().find(is_free).copied() else { return false };
         if uses.keys().any(|thread| *thread != demand.thread) {
             return false;
         }
@@ -115,13 +169,21 @@ impl<D: Device> Shared<D> {
             if stays || its.ready().is_none() || its.in_use > 0 && !is_own {
                 continue;
             }
-            let points = leave(its);
+            let points = its.leave();
             room.free(group, points);
             if is_own {
                 demand.groups.push_back(group);
             }
         }
         true
+    }
+
+    /// Returns the weights of a group, of which some may be staged.
+    fn take(&self, group: Group, near: Near<D::Staged>) -> Result<D::Staged, DeviceError> {
+        match near {
+            Near::Staged { weights, .. } => Ok(weights),
+            _ => self.source.take(group).map(D::Staged::from),
+        }
     }
 
     /// Queues a load, without the lock.
@@ -131,7 +193,7 @@ impl<D: Device> Shared<D> {
         group: Group,
         choice: Option<Choice>,
     ) -> MutexGuard<'a, State<D>> {
-        let State { room, groups, demand, fixed, fixed_bytes, after, .. } = &mut *guard;
+        let State { room, groups, demand, fixed, fixed_bytes, after, staged, .. } = &mut *guard;
         let bytes = self.groups[group].bytes;
         if room.points_len() > POINTS_MAX {
             room.forget(|point| self.device.is_reached(point));
@@ -142,17 +204,19 @@ impl<D: Device> Shared<D> {
                 (fixed[&group], after.clone())
             }
             Some(choice) => {
-                let leaves = |group: Group| leave(&mut groups[group]);
+                let leaves = |group: Group| groups[group].leave();
                 let (at, after) = room.take(choice, group, bytes, leaves);
                 (*fixed_bytes + at, after)
             }
         };
         groups[group].place = Place::Queuing;
+        staged.retain(|of| *of != group);
+        let near = std::mem::replace(&mut groups[group].near, Near::No);
         if let Some(demand) = demand {
             demand.groups.retain(|wanted| *wanted != group);
         }
         drop(guard);
-        let taken = self.source.take(group);
+        let taken = self.take(group, near);
         let loaded = taken.and_then(|weights| self.device.load(weights, at..at + bytes, &after));
         let mut state = lock(&self.state);
         match loaded {
@@ -174,6 +238,37 @@ impl<D: Device> Shared<D> {
         if state.demand.is_some() {
             self.wake_loader(&state);
         }
+        state
+    }
+    /// Stages a group, without the lock.
+    fn stage<'a>(
+        &'a self,
+        mut guard: MutexGuard<'a, State<D>>,
+        group: Group,
+    ) -> MutexGuard<'a, State<D>> {
+        guard.loaders_stage += 1;
+        if !guard.staged.contains(&group) {
+            guard.staged.push(group);
+        }
+        let near = std::mem::replace(&mut guard.groups[group].near, Near::Coming);
+        drop(guard);
+        let staged = self.take(group, near).and_then(|mut weights| {
+            let is_whole = self.device.stage(&mut weights)?;
+            Ok(Near::Staged { weights, is_whole })
+        });
+        let mut state = lock(&self.state);
+        state.loaders_stage -= 1;
+        match staged {
+            Ok(staged) => state.groups[group].near = staged,
+            Err(error) => {
+                tracing::debug!("weights do not come: {error}");
+                state.groups[group].near = Near::No;
+                state.staged.retain(|of| *of != group);
+                state.failed.insert(group, error.into());
+                self.wake_callers(&state);
+            }
+        }
+        self.wake_loader(&state);
         state
     }
 }

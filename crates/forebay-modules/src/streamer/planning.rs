@@ -1,19 +1,23 @@
 //! Which groups of a stream stay in the device, and how long its passes take.
 
-use super::{BETTER, Place, Shared, State, StreamError, leave, lock};
-use crate::device::Device;
+use super::{BETTER, GroupState, Measured, Place, Shared, State, StreamError, lock};
+use crate::device::{Device, DeviceError};
 use crate::order::Root;
 use crate::plan::{Kept, PlanInput};
 use crate::prediction::{Load, PassInput, PassPrediction, predict};
 use crate::room::{ALIGNMENT, Group, Room};
 use crate::source::Outside;
+use crate::timing::TimedUses;
+
+/// How much longer passes must take than with another plan, because all weights come again then.
+const FASTER: f64 = 1.03;
 
 impl<D: Device> Shared<D> {
     /// Chooses the groups that stay, if others than now would save clearly more loads and no module is in use. Returns false if it must wait
     /// for loads to end.
     pub(super) fn plan(&self, state: &mut State<D>) -> bool {
         let always = (0..self.groups.len()).filter(|group| self.groups[*group].stays);
-        let (kept, uses, order) = self.choose(state, 0);
+        let (mut kept, uses, order) = self.choose(state, 0);
         let is_first = state.fixed_bytes == 0 && state.room.bytes() == 0;
         let tell = |kept: &Kept| {
             let comes: Vec<Group> =
@@ -21,21 +25,30 @@ impl<D: Device> Shared<D> {
             self.source.plan(&comes);
         };
         let value = |kept: &Kept| kept.value(&self.sizes, &uses) as f64;
-        let saves = value(&kept) > BETTER * value(&state.kept);
+        let mut saves = value(&kept) > BETTER * value(&state.kept);
+        if saves || state.has_new_times {
+            let none = More { bytes: 0, ram_bytes: 0 };
+            kept = self.fastest(state, kept, &none);
+            let now = self.predict_all(state, &state.kept, &none);
+            let then = self.predict_all(state, &kept, &none);
+            saves |= now.zip(then).is_some_and(|(now, then)| now > FASTER * then);
+        }
         let in_use = state.groups.iter().any(|of| of.in_use > 0);
         if !is_first && (!saves || in_use) {
+            state.has_new_times = false;
             tell(&state.kept);
             return true;
         }
         if state.groups.iter().any(|of| matches!(of.place, Place::Queuing)) {
             return false;
         }
+        state.has_new_times = false;
         tell(&kept);
         // The places of all others change, so everything comes again.
         let mut after = state.room.points();
         after.append(&mut state.after);
         let there = state.groups.iter_mut().filter(|of| of.ready().is_some());
-        after.extend(there.flat_map(leave));
+        after.extend(there.flat_map(GroupState::leave));
         for queue in std::mem::take(&mut state.queues) {
             match self.device.mark(queue) {
                 Ok(point) => after.push(point),
@@ -61,6 +74,13 @@ impl<D: Device> Shared<D> {
     /// Chooses the groups that stay beside those that always do, if the memory has so many more bytes. Returns how often each group is used,
     /// and the groups in the order of their first use, too.
     fn choose(&self, state: &State<D>, more: u64) -> (Kept, Vec<u64>, Vec<Group>) {
+        let (uses, order) = self.used(state);
+        let input = self.plan_input(&uses, &order, None, more);
+        (Kept::choose(&input), uses, order)
+    }
+
+    /// Returns how often each group is used, and the groups in the order of their first use.
+    fn used(&self, state: &State<D>) -> (Vec<u64>, Vec<Group>) {
         let (mut uses, mut order) = (vec![0; self.groups.len()], Vec::new());
         for (unit, count) in state.order.uses() {
             for group in &self.coming[unit] {
@@ -70,10 +90,32 @@ impl<D: Device> Shared<D> {
                 uses[*group] += count;
             }
         }
+        (uses, order)
+    }
+
+    fn plan_input<'a>(
+        &'a self,
+        uses: &'a [u64],
+        order: &'a [Group],
+        work: Option<&'a [f64]>,
+        more: u64,
+    ) -> PlanInput<'a> {
         let room = (self.bytes + more) / ALIGNMENT * ALIGNMENT - self.always_bytes;
-        let (bytes, units) = (&self.sizes[..], &self.coming[..]);
-        let input = PlanInput { bytes, uses: &uses, order: &order, units, room };
-        (Kept::choose(&input), uses, order)
+        let (bytes, units, ahead) = (&self.sizes[..], &self.coming[..], self.stage_bytes());
+        PlanInput { bytes, uses, order, units, room, work, ahead }
+    }
+
+    /// Returns the choice with the fastest passes: this one, or one that is made from the times of passes, if they are known.
+    fn fastest(&self, state: &State<D>, chosen: Kept, more: &More) -> Kept {
+        let Some(work) = self.work(state) else { return chosen };
+        let (uses, order) = self.used(state);
+        let input = self.plan_input(&uses, &order, Some(&work), more.bytes);
+        let choices = std::iter::once(chosen).chain(Kept::over_work(&input));
+        let seconds = |kept: &Kept| self.predict_all(state, kept, more).unwrap_or(f64::INFINITY);
+        let predicted = choices.map(|kept| (seconds(&kept), kept));
+        let (_, kept) =
+            predicted.min_by(|(one, _), (other, _)| one.total_cmp(other)).expect("one is chosen");
+        kept
     }
 
     pub(super) fn predict(
@@ -82,17 +124,65 @@ impl<D: Device> Shared<D> {
         more: u64,
         more_ram: u64,
     ) -> Result<Option<PassPrediction>, StreamError> {
-        let state = lock(&self.state);
-        let Some(timing) = &state.measured[root] else { return Ok(None) };
-        let timed = timing.resolve(&*self.device)?;
-        let expected = state.order.expected(root).iter().copied();
-        if !timed.iter().map(|(unit, _)| *unit).eq(expected) {
-            return Ok(None);
-        }
+        let mut state = lock(&self.state);
+        self.resolve_times(&mut state)?;
+        let room = More { bytes: more, ram_bytes: more_ram };
         let kept = match more {
             0 => state.kept.clone(),
-            more => self.choose(&state, more).0,
+            more => self.fastest(&state, self.choose(&state, more).0, &room),
         };
+        Ok(self.predict_pass(&state, root, &kept, &room))
+    }
+
+    /// Reads the times of passes that were measured. This waits for the device if it is more than a pass behind.
+    pub(super) fn resolve_times(&self, state: &mut State<D>) -> Result<(), DeviceError> {
+        for measured in &mut state.measured {
+            if let Measured::Timing(timing) = measured {
+                *measured = Measured::Times(timing.resolve(&*self.device)?);
+                state.has_new_times = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the times of the uses of a pass that is like the last one, if such a pass was measured.
+    fn times<'a>(&self, state: &'a State<D>, root: Root) -> Option<&'a TimedUses> {
+        let Measured::Times(times) = &state.measured[root] else { return None };
+        let expected = state.order.expected(root).iter().copied();
+        times.iter().map(|(unit, _)| *unit).eq(expected).then_some(times)
+    }
+
+    /// Returns the seconds for which a pass uses each group, if they are known for all roots. A module's time is divided by the bytes of its groups.
+    fn work(&self, state: &State<D>) -> Option<Vec<f64>> {
+        let (mut work, mut last) = (vec![0.0; self.groups.len()], None);
+        for root in 0..state.measured.len() {
+            if state.order.expected(root).is_empty() {
+                continue;
+            }
+            for (unit, seconds) in self.times(state, root)? {
+                let groups = &self.coming[*unit];
+                let bytes: u64 = groups.iter().map(|group| self.sizes[*group]).sum();
+                for group in groups {
+                    work[*group] += seconds * self.sizes[*group] as f64 / bytes.max(1) as f64;
+                }
+                last = groups.last().copied().or(last);
+                if let (true, Some(last)) = (groups.is_empty(), last) {
+                    work[last] += seconds;
+                }
+            }
+        }
+        Some(work)
+    }
+
+    /// Predicts a pass of a root while these groups stay, if its times are known.
+    fn predict_pass(
+        &self,
+        state: &State<D>,
+        root: Root,
+        kept: &Kept,
+        more: &More,
+    ) -> Option<PassPrediction> {
+        let times = self.times(state, root)?;
         let mut is_kept: Vec<bool> = self.groups.iter().map(|of| of.stays).collect();
         kept.groups.iter().for_each(|group| is_kept[*group] = true);
         let groups: Vec<Group> = (0..self.groups.len()).collect();
@@ -101,20 +191,43 @@ impl<D: Device> Shared<D> {
         let seconds = |bytes: u64, rate: Option<f64>| rate.map_or(0.0, |rate| bytes as f64 / rate);
         let load = |of: Outside| Load {
             seconds: seconds(of.bytes, rate),
+            bytes: of.bytes,
             read_seconds: seconds(of.read_bytes, read_rate),
             read_bytes: of.read_bytes,
         };
-        let outside = self.source.outside(&groups, more_ram);
+        let outside = self.source.outside(&groups, more.ram_bytes);
         let loads: Vec<Load> = outside.into_iter().map(load).collect();
         let uses: Vec<(&[Group], f64)> =
-            timed.iter().map(|(unit, seconds)| (&self.units[*unit][..], *seconds)).collect();
-        Ok(Some(predict(&PassInput {
+            times.iter().map(|(unit, seconds)| (&self.units[*unit][..], *seconds)).collect();
+        Some(predict(&PassInput {
             uses: &uses,
             bytes: &self.aligned,
             kept: &is_kept,
-            room: (self.bytes + more).saturating_sub(self.always_bytes + kept.bytes),
+            room: (self.bytes + more.bytes).saturating_sub(self.always_bytes + kept.bytes),
             loads: &loads,
+            stage_bytes: self.stage_bytes(),
             buffer_bytes: self.source.buffer_bytes(),
-        })))
+        }))
     }
+
+    /// Returns the bytes of weights that may be staged.
+    fn stage_bytes(&self) -> u64 {
+        if self.staging_max > 0 { self.device.stage_bytes() } else { 0 }
+    }
+
+    /// Predicts the seconds of all passes of late while these groups stay, if all times are known.
+    fn predict_all(&self, state: &State<D>, kept: &Kept, more: &More) -> Option<f64> {
+        let roots = 0..state.measured.len();
+        let mut used = roots.filter(|root| !state.order.expected(*root).is_empty());
+        used.try_fold(0.0, |sum, root| {
+            let passes = state.order.passes(root) as f64;
+            Some(sum + passes * self.predict_pass(state, root, kept, more)?.seconds)
+        })
+    }
+}
+
+/// Memory beside that which there is.
+struct More {
+    bytes: u64,
+    ram_bytes: u64,
 }
