@@ -200,7 +200,8 @@ with torch.inference_mode():
         began = time.perf_counter()
         stream = forebay.torch.stream(model, vram=size)
         prepared = time.perf_counter() - began
-        seconds, result, vram = timed(model, given, warm=3)
+        # After the third step, other weights may stay in VRAM.
+        seconds, result, vram = timed(model, given, warm=5)
         wrong += not torch.equal(result, expected)
         before = stream.statistics()
         for _ in range(4):

@@ -6,6 +6,7 @@
 //! - [`UseOrder`] records the order of use, and says what comes next. [`Room`] cuts the memory into ranges, and chooses whose weights leave.
 //! - [`Streamer`] does both while modules run. Its rule is that of Cao, Felten, Karlin and Li ("A study of integrated prefetching and caching
 //!   strategies", 1995): always bring what is missing next, in the place of what is used last, and never in the place of what is used before.
+//!   What has no room yet is brought near the device. What stays from pass to pass is chosen by the time of its uses ([`Kept`]).
 //! - A [`WeightSource`] has all weights. [`ModuleWeights`] has those of RAM coded without loss, and reads others from files ahead of their use.
 //! - A [`Device`] has the memory. [`HostDevice`] is RAM, for modules that run on the CPU, and `CudaDevice` an NVIDIA GPU.
 //!
