@@ -280,13 +280,13 @@ __device__ __forceinline__ void decode(const u8 *bytes, const u32 *starts, const
     }
 }
 
-// Decodes containers: `list` has the address of each, where its weights begin in `to`, and their number. Grid: blocks for the chunks of the
-// largest, and the number of containers. Starts were checked by the host.
+// Decodes containers: `list` says where each begins in `from`, where its weights begin in `to`, and their number. Grid: blocks for the chunks of
+// the largest, and the number of containers. Starts were checked by the host.
 template <int EXPONENT_BITS, int BYTES, int BLOCK = 0>
-__device__ __forceinline__ void decode_container(const u64 *list, u8 *to, u32 *flag) {
+__device__ __forceinline__ void decode_container(const u64 *list, const u8 *from, u8 *to, u32 *flag) {
     constexpr int TABLE = 8, STARTS = 32;
     const u64 *const entry = list + 3 * blockIdx.y;
-    const u8 *const bytes = (const u8 *)entry[0];
+    const u8 *const bytes = from + entry[0];
     const u64 weights = entry[2];
     decode<EXPONENT_BITS, BYTES, BLOCK>(bytes, (const u32 *)(bytes + STARTS), bytes + TABLE, to + entry[1],
                                         (int)((weights + CHUNK - 1) / CHUNK), weights, flag);
@@ -297,8 +297,8 @@ __device__ __forceinline__ void decode_container(const u64 *list, u8 *to, u32 *f
         NAME(const u8 *bytes, const u32 *starts, const u8 *table, u8 *out, int chunks, u64 weights, u32 *flag) { \
         decode<__VA_ARGS__>(bytes, starts, table, out, chunks, weights, flag);                                 \
     }                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS) NAME##_containers(const u64 *list, u8 *to, u32 *flag) { \
-        decode_container<__VA_ARGS__>(list, to, flag);                                                         \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS) NAME##_containers(const u64 *list, const u8 *from, u8 *to, u32 *flag) { \
+        decode_container<__VA_ARGS__>(list, from, to, flag);                                                   \
     }
 KERNEL(decode_exponents_bf16, 8, 2)
 KERNEL(decode_exponents_f16, 5, 2)

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use forebay_codec::{Codec, Container};
 use forebay_compute::Pool;
 use forebay_cuda::{
-    CodedContainer, ContainerDecoder, CopyStream, DecodeTo, DeviceMemory, DevicePtr, ForeignStream,
-    Gpu, StreamMoment, StreamPoint,
+    CodedContainer, ContainerDecoder, ContainerInRange, CopyStream, CudaError, DeviceMemory,
+    DevicePtr, ForeignStream, Gpu, StreamMoment, StreamPoint,
 };
 use forebay_format::TensorType;
 use forebay_store::{SLOT_ALIGNMENT, copy_past_cache};
 
 use crate::coded::CodedChunk;
-use crate::device::{Device, DeviceError};
+use crate::device::{Device, DeviceError, Loaded};
 use crate::rate::Rate;
 use crate::stored::damaged;
 use crate::weights::Arriving;
@@ -69,6 +69,8 @@ pub struct CudaDevice {
     /// Rate of copies to pinned memory, and of some from there to the GPU.
     filled: Rate,
     copied: Rate,
+    /// The highest rate at which coded bytes were decoded: others waited for the work of modules.
+    decoded: Mutex<Option<f64>>,
     /// Slots that were queued.
     turns: AtomicUsize,
     gpu: Arc<Gpu>,
@@ -99,13 +101,42 @@ struct FilledSlot {
 /// A slot whose chunks are copied to the GPU.
 struct NearSlot {
     slot: RingSlot,
-    /// What is decoded, by type, and where the descriptions of it are in the slot.
-    coded: Vec<(TensorType, Vec<CodedContainer>, usize)>,
-    /// What is plain: ranges of the slot, and where they go in the group.
-    plain: Vec<(Range<usize>, u64)>,
+    chunks: NearChunks,
     /// The point at which the copies are done.
     copied: StreamPoint,
 }
+
+/// Memory for weights that stay coded, and those that are there so far.
+struct Keeping {
+    next: DevicePtr<u8>,
+    left: usize,
+    batches: Vec<(DevicePtr<u8>, NearChunks)>,
+}
+
+impl Keeping {
+    /// Returns memory for so many bytes, if they are left.
+    fn take(&mut self, bytes: usize) -> Option<DevicePtr<u8>> {
+        let bytes = bytes.next_multiple_of(CHUNK_ALIGNMENT);
+        self.left = self.left.checked_sub(bytes)?;
+        let at = self.next;
+        self.next = at.offset(bytes);
+        Some(at)
+    }
+}
+
+/// What is in memory of the GPU, in a range for each batch.
+struct NearChunks {
+    /// What is decoded, by type, and where the descriptions of it are in the range.
+    coded: Vec<(TensorType, Vec<ContainerInRange>, usize)>,
+    /// What is plain: parts of the range, and where they go in the group.
+    plain: Vec<(Range<usize>, u64)>,
+    /// The end of the chunks, and of the descriptions behind them.
+    end: usize,
+    descriptions_end: usize,
+}
+
+/// Weights of a group that stay coded: the places of batches.
+pub struct CodedInVram(Vec<(DevicePtr<u8>, NearChunks)>);
 
 impl From<Arriving> for CudaWeights {
     fn from(rest: Arriving) -> CudaWeights {
@@ -157,12 +188,9 @@ impl Batch {
         self.chunks.iter().filter(move |(chunk, _)| (chunk.codec == Codec::Exponents) == is_coded)
     }
 
-    /// Returns what the GPU is to decode of a slot, by type.
-    fn containers(
-        &self,
-        slot: &RingSlot,
-    ) -> Result<Vec<(TensorType, Vec<CodedContainer>)>, DeviceError> {
-        let mut by_type: Vec<(TensorType, Vec<CodedContainer>)> = Vec::new();
+    /// Returns what the GPU is to decode, by type.
+    fn containers(&self) -> Result<Vec<(TensorType, Vec<ContainerInRange>)>, DeviceError> {
+        let mut by_type: Vec<(TensorType, Vec<ContainerInRange>)> = Vec::new();
         for (chunk, range) in self.coded(true) {
             let container = Container::read(&chunk.coded, chunk.bytes);
             let container = container.map_err(|error| damaged(&error))?;
@@ -170,11 +198,10 @@ impl Batch {
             if ty.compact().is_some() || !container.rest().is_empty() {
                 return Err(damaged(&"a chunk is of another type"));
             }
-            let of = CodedContainer {
+            let of = ContainerInRange {
                 ty,
-                from: slot.staged(range),
-                bytes: range.len(),
-                to: DecodeTo::Range(chunk.at),
+                from: range.clone(),
+                to: chunk.at,
                 weights: chunk.bytes as u64 / ty.block_bytes() as u64,
             };
             match by_type.iter_mut().find(|(other, _)| *other == ty) {
@@ -230,6 +257,7 @@ impl CudaDevice {
             pool,
             filled: Rate::default(),
             copied: Rate::default(),
+            decoded: Mutex::new(None),
             turns: AtomicUsize::new(0),
             gpu: Arc::new(gpu),
         })
@@ -291,9 +319,9 @@ impl CudaDevice {
     /// Queues the copies of a slot to the GPU.
     fn send(&self, filled: FilledSlot) -> Result<NearSlot, DeviceError> {
         let FilledSlot { mut slot, batch } = filled;
-        let by_type = batch.containers(&slot)?;
+        let by_type = batch.containers()?;
         let mut buffer = slot.take_memory()?;
-        let mut at = self.slot_room();
+        let mut at = batch.end.next_multiple_of(CHUNK_ALIGNMENT);
         let mut coded = Vec::new();
         for (ty, containers) in by_type {
             let first = at;
@@ -304,59 +332,120 @@ impl CudaDevice {
             }
             coded.push((ty, containers, first));
         }
-        let described = (at > self.slot_room()).then(|| self.slot_room()..at);
-        let ranges = [Some(0..batch.end), described].into_iter().flatten();
+        let (end, plain) = (batch.end, batch.plain());
+        let chunks = NearChunks { coded, plain, end, descriptions_end: at };
         if let Some(used) = slot.used.take() {
             self.copies.wait_for_point(&used).map_err(failed)?;
         }
-        if let Some((first, second, bytes)) = slot.measured.take() {
+        self.note_rates(&mut slot)?;
+        // Small copies would measure their overhead.
+        let measures = self.measures(batch.end);
+        let moment = || self.copies.moment().map_err(failed);
+        let began = measures.then(moment).transpose()?;
+        let copies = [(0..at, slot.staged(&(0..at)))];
+        slot.send_memory(self.copies.upload(buffer, copies).map_err(failed)?);
+        if let Some(began) = began {
+            slot.copied = Some((began, moment()?, batch.end as u64));
+        }
+        let copied = self.copies.point().map_err(failed)?;
+        Ok(NearSlot { slot, chunks, copied })
+    }
+
+    /// Returns true if work with so many bytes is measured: some of what is not small.
+    fn measures(&self, bytes: usize) -> bool {
+        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
+        turn.is_multiple_of(MEASURED) && bytes >= SLOT_BYTES_MIN / 2
+    }
+
+    /// Notes the rates that were measured when a slot was used the last time.
+    fn note_rates(&self, slot: &mut RingSlot) -> Result<(), DeviceError> {
+        if let Some((first, second, bytes)) = slot.copied.take() {
             let seconds = first.seconds_to(&second).map_err(failed)?;
             self.copied.add(bytes, Duration::from_secs_f64(seconds.max(0.0)));
         }
-        // Small copies would measure their overhead.
-        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
-        let measures = turn.is_multiple_of(MEASURED) && batch.end >= SLOT_BYTES_MIN / 2;
-        let moment = || self.copies.moment().map_err(failed);
-        let began = measures.then(moment).transpose()?;
-        let copies: Vec<_> = ranges.map(|of| (of.clone(), slot.staged(&of))).collect();
-        slot.send_memory(self.copies.upload(buffer, copies).map_err(failed)?);
-        if let Some(began) = began {
-            slot.measured = Some((began, moment()?, batch.end as u64));
-        }
-        let copied = self.copies.point().map_err(failed)?;
-        Ok(NearSlot { slot, coded, plain: batch.plain(), copied })
-    }
-
-    /// Queues the work that brings what is near into a range. After an error, the GPU may use the slot for ever.
-    fn place(&self, near: NearSlot, to: DevicePtr<u8>) -> Result<(), DeviceError> {
-        let NearSlot { mut slot, coded, plain, copied } = near;
-        let queue = || {
-            self.decodes.wait_for_point(&copied)?;
-            for (ty, containers, at) in &coded {
-                let (descriptions, flag) = (slot.stage.offset(*at).cast(), self.damaged.ptr());
-                self.decoder.decode(
-                    &self.decodes,
-                    *ty,
-                    containers,
-                    Some(to),
-                    descriptions,
-                    flag,
-                )?;
-            }
-            for (range, at) in &plain {
-                let to = to.offset(*at as usize);
-                self.decodes.copy(slot.staged(range), to, range.len())?;
-            }
-            self.decodes.point()
-        };
-        match queue() {
-            Ok(point) => slot.used = Some(point),
-            Err(error) => {
-                slot.lose();
-                return Err(failed(error));
+        if let Some((first, second, bytes)) = slot.decoded.take() {
+            let seconds = first.seconds_to(&second).map_err(failed)?;
+            if seconds > 0.0 {
+                let mut best = self.decoded.lock().unwrap_or_else(PoisonError::into_inner);
+                let rate = bytes as f64 / seconds;
+                *best = Some(best.map_or(rate, |best| best.max(rate)));
             }
         }
         Ok(())
+    }
+
+    /// Queues the decoding of chunks that are in memory of the GPU.
+    fn decode_chunks(
+        &self,
+        chunks: &NearChunks,
+        from: DevicePtr<u8>,
+        to: DevicePtr<u8>,
+    ) -> Result<(), CudaError> {
+        for (ty, containers, at) in &chunks.coded {
+            let (described, flag) = (from.offset(*at).cast(), self.damaged.ptr());
+            self.decoder.decode_range(&self.decodes, *ty, containers, from, to, described, flag)?;
+        }
+        for (range, at) in &chunks.plain {
+            let to = to.offset(*at as usize);
+            self.decodes.copy(from.offset(range.start), to, range.len())?;
+        }
+        Ok(())
+    }
+
+    /// Queues the work that brings what is near into a range, and a copy of it to `keep`, if it has room. After an error, the GPU may use the slot for
+    /// ever.
+    fn place(
+        &self,
+        near: NearSlot,
+        to: DevicePtr<u8>,
+        keep: &mut Option<Keeping>,
+    ) -> Result<(), DeviceError> {
+        let NearSlot { mut slot, chunks, copied } = near;
+        let measures = !chunks.coded.is_empty() && self.measures(chunks.end);
+        let mut queue = || -> Result<_, CudaError> {
+            let moment = || self.decodes.moment();
+            self.decodes.wait_for_point(&copied)?;
+            let began = measures.then(moment).transpose()?;
+            self.decode_chunks(&chunks, slot.stage, to)?;
+            let ended = measures.then(moment).transpose()?;
+            let kept = keep.as_mut().and_then(|keep| keep.take(chunks.descriptions_end));
+            if let Some(kept) = kept {
+                self.decodes.copy(slot.stage, kept, chunks.descriptions_end)?;
+            }
+            Ok((self.decodes.point()?, began.zip(ended), kept))
+        };
+        match queue() {
+            Ok((point, measured, kept)) => {
+                slot.used = Some(point);
+                slot.decoded = measured.map(|(began, ended)| (began, ended, chunks.end as u64));
+                match (&mut *keep, kept) {
+                    (Some(keep), Some(at)) => keep.batches.push((at, chunks)),
+                    _ => *keep = None,
+                }
+                Ok(())
+            }
+            Err(error) => {
+                slot.lose();
+                Err(failed(error))
+            }
+        }
+    }
+
+    /// Queues work that writes to a range behind these points. Returns the point behind it.
+    fn after(
+        &self,
+        points: &[StreamPoint],
+        queue: impl FnOnce() -> Result<(), DeviceError>,
+    ) -> Result<StreamPoint, DeviceError> {
+        points.iter().try_for_each(|point| self.decodes.wait_for_point(point)).map_err(failed)?;
+        let queued = queue();
+        let point = self.decodes.point().map_err(failed)?;
+        if let Err(error) = queued {
+            // What was queued so far writes to the range.
+            point.reach().map_err(failed)?;
+            return Err(error);
+        }
+        Ok(point)
     }
 
     /// Fills slot after slot, and sends each while the next one is filled. Returns false if it may not wait for a slot, and only those of loads are
@@ -396,6 +485,7 @@ impl CudaDevice {
 impl Device for CudaDevice {
     type Weights = Arriving;
     type Staged = CudaWeights;
+    type Coded = CodedInVram;
     type Queue = ForeignStream;
     type Point = StreamPoint;
     type Moment = StreamMoment;
@@ -424,21 +514,39 @@ impl Device for CudaDevice {
         &self,
         mut weights: CudaWeights,
         to: Range<u64>,
+        keep: Option<Range<u64>>,
+        after: &[StreamPoint],
+    ) -> Result<Loaded<CudaDevice>, DeviceError> {
+        let keeping = |range: Range<u64>| Keeping {
+            next: self.memory.ptr::<u8>().offset(range.start as usize),
+            left: (range.end - range.start) as usize,
+            batches: Vec::new(),
+        };
+        let mut keep = keep.map(keeping);
+        let to = self.memory.ptr::<u8>().offset(to.start as usize);
+        let ready = self.after(after, || {
+            let near = std::mem::take(&mut weights.near);
+            near.into_iter().try_for_each(|slot| self.place(slot, to, &mut keep))?;
+            self.bring(&mut weights, true, &mut |slot| self.place(slot, to, &mut keep)).map(drop)
+        })?;
+        Ok(Loaded { ready, coded: keep.map(|keep| CodedInVram(keep.batches)) })
+    }
+
+    fn can_keep_coded(&self) -> bool {
+        true
+    }
+
+    fn decode(
+        &self,
+        coded: &CodedInVram,
+        to: Range<u64>,
         after: &[StreamPoint],
     ) -> Result<StreamPoint, DeviceError> {
         let to = self.memory.ptr::<u8>().offset(to.start as usize);
-        after.iter().try_for_each(|point| self.decodes.wait_for_point(point)).map_err(failed)?;
-        let mut near = std::mem::take(&mut weights.near).into_iter();
-        let placed = near.try_for_each(|slot| self.place(slot, to)).and_then(|()| {
-            self.bring(&mut weights, true, &mut |slot| self.place(slot, to)).map(drop)
-        });
-        let point = self.decodes.point().map_err(failed)?;
-        if let Err(error) = placed {
-            // What was queued so far writes to the range.
-            point.reach().map_err(failed)?;
-            return Err(error);
-        }
-        Ok(point)
+        let decode = |(from, chunks): &(DevicePtr<u8>, NearChunks)| {
+            self.decode_chunks(chunks, *from, to).map_err(failed)
+        };
+        self.after(after, || coded.0.iter().try_for_each(decode))
     }
 
     fn wait(&self, queue: ForeignStream, point: &StreamPoint) -> Result<(), DeviceError> {
@@ -465,6 +573,10 @@ impl Device for CudaDevice {
         // Both work at the same time.
         let (filled, copied) = (self.filled.bytes_per_second()?, self.copied.bytes_per_second());
         Some(copied.map_or(filled, |copied| filled.min(copied)))
+    }
+
+    fn decoded_bytes_per_second(&self) -> Option<f64> {
+        *self.decoded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_reached(&self, point: &StreamPoint) -> bool {

@@ -10,6 +10,8 @@ pub trait Device: Send + Sync + 'static {
     type Weights;
     /// The same weights, of which some may have been brought near their memory. What is not used gives back what it took up.
     type Staged: From<Self::Weights> + Send;
+    /// Weights that stay in the memory of the device coded, as they were brought.
+    type Coded: Send;
     /// A queue of the caller, such as a stream of the library that computes.
     type Queue: Copy + PartialEq + Send + fmt::Debug;
     /// A point in a queue. It is reached when all work before it is done.
@@ -38,8 +40,8 @@ pub trait Device: Send + Sync + 'static {
     }
 
     /// Queues the work that brings weights into a range of the memory, which is as long as the weights when they are decoded. The
-    /// range may be written when `after` is reached. Returns the point at which the weights are there. May wait for memory of the host, and for the
-    /// disk.
+    /// range may be written when `after` is reached, and so may `keep`, which gets a copy of the coded weights if it has room for it. Returns the point
+    /// at which the weights are there. May wait for memory of the host, and for the disk. Loads and decodes of a group run in the order of their calls.
     ///
     /// # Errors
     /// Returns an error if the weights cannot be read or the device fails. The range then holds anything, and nothing writes to
@@ -47,6 +49,24 @@ pub trait Device: Send + Sync + 'static {
     fn load(
         &self,
         weights: Self::Staged,
+        to: Range<u64>,
+        keep: Option<Range<u64>>,
+        after: &[Self::Point],
+    ) -> Result<Loaded<Self>, DeviceError>;
+
+    /// Returns true if weights can stay coded in the memory.
+    fn can_keep_coded(&self) -> bool {
+        false
+    }
+
+    /// Queues the work that decodes weights to a range of the memory, which may be written when `after` is reached. Returns the point at which they
+    /// are there.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails. The range then holds anything, and nothing writes to it any more.
+    fn decode(
+        &self,
+        coded: &Self::Coded,
         to: Range<u64>,
         after: &[Self::Point],
     ) -> Result<Self::Point, DeviceError>;
@@ -82,6 +102,11 @@ pub trait Device: Send + Sync + 'static {
     /// Returns how many bytes outside of the device a second brings into it, if anything was brought yet.
     fn bytes_per_second(&self) -> Option<f64>;
 
+    /// Returns how many coded bytes a second decodes while nothing else is computed, if that is known.
+    fn decoded_bytes_per_second(&self) -> Option<f64> {
+        None
+    }
+
     /// Returns true if a point is reached.
     fn is_reached(&self, point: &Self::Point) -> bool;
 
@@ -90,6 +115,12 @@ pub trait Device: Send + Sync + 'static {
     /// # Errors
     /// Returns an error if the device fails.
     fn reach(&self, point: &Self::Point) -> Result<(), DeviceError>;
+}
+
+/// Weights whose load is queued: the point at which they are there, and what stays coded.
+pub struct Loaded<D: Device + ?Sized> {
+    pub ready: D::Point,
+    pub coded: Option<D::Coded>,
 }
 
 /// An error of a device or of the source of weights.

@@ -1,13 +1,14 @@
 //! RAM as a device, for modules that run on the CPU.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use forebay_codec::Decoder;
 
-use crate::device::{Device, DeviceError};
+use crate::device::{Device, DeviceError, Loaded};
 use crate::rate::Rate;
 use crate::stored::damaged;
 use crate::weights::Arriving;
@@ -82,12 +83,20 @@ impl Device for HostDevice {
     type Weights = Arriving;
     /// Weights are decoded where they go, so none are staged.
     type Staged = Arriving;
+    /// Weights in RAM are coded already.
+    type Coded = Infallible;
     /// Any number: all work is done when its call returns.
     type Queue = u64;
     type Point = ();
     type Moment = Instant;
 
-    fn load(&self, weights: Arriving, to: Range<u64>, _: &[()]) -> Result<(), DeviceError> {
+    fn load(
+        &self,
+        weights: Arriving,
+        to: Range<u64>,
+        _: Option<Range<u64>>,
+        _: &[()],
+    ) -> Result<Loaded<HostDevice>, DeviceError> {
         let new = || HostMemory::new((to.end - to.start) as usize);
         let mut memory = self.make_room(&to).unwrap_or_else(new);
         let bytes = memory.bytes_mut();
@@ -100,7 +109,11 @@ impl Device for HostDevice {
         }
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         places.insert(to.start, Arc::new(memory));
-        Ok(())
+        Ok(Loaded { ready: (), coded: None })
+    }
+
+    fn decode(&self, coded: &Infallible, _: Range<u64>, _: &[()]) -> Result<(), DeviceError> {
+        match *coded {}
     }
 
     fn wait(&self, _: u64, (): &()) -> Result<(), DeviceError> {
@@ -149,7 +162,7 @@ mod tests {
             weights.add(&[GroupTensor { from, weights: None }]).unwrap();
         }
         let weights = weights.finish().unwrap();
-        let load = |group, at| device.load(weights.take(group).unwrap(), at..at + 1024, &[]);
+        let load = |group, at| device.load(weights.take(group).unwrap(), at..at + 1024, None, &[]);
         for (group, at) in [(0, 0), (1, 1024), (2, 2048)] {
             load(group, at).unwrap();
         }

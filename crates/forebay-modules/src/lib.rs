@@ -33,8 +33,8 @@ mod timing;
 mod weights;
 
 #[cfg(feature = "cuda")]
-pub use cuda::{CudaDevice, CudaOptions};
-pub use device::{Device, DeviceError};
+pub use cuda::{CodedInVram, CudaDevice, CudaOptions, CudaWeights};
+pub use device::{Device, DeviceError, Loaded};
 pub use host::{HostDevice, HostMemory};
 pub use order::{Root, Unit, UseOrder};
 pub use plan::{Kept, PlanInput};

@@ -18,8 +18,9 @@ const STEPS: usize = 30;
 
 /// What a plan is made from.
 pub struct PlanInput<'a> {
-    /// Bytes of each group in the device.
+    /// Bytes of each group in the device, and where it stays coded, if it can.
     pub bytes: &'a [u64],
+    pub coded: Option<&'a [Option<u64>]>,
     /// How often each group is used, in any unit.
     pub uses: &'a [u64],
     /// The groups in the order of their first use. Those that are not among them are not chosen.
@@ -38,7 +39,9 @@ pub struct PlanInput<'a> {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Kept {
     pub groups: Vec<Group>,
-    /// Bytes that they take up.
+    /// Those that stay coded. They are decoded to the rest of the memory before each use.
+    pub coded: Vec<Group>,
+    /// Bytes that all take up.
     pub bytes: u64,
 }
 
@@ -99,6 +102,10 @@ impl Kept {
     fn with_largest(input: &PlanInput<'_>, largest: u64) -> Kept {
         let size = |group: &Group| aligned(input.bytes[*group]);
         let mut is_kept = vec![false; input.bytes.len()];
+        let coded_size = |group: &Group| {
+            let bytes = input.coded.and_then(|coded| coded[*group])?;
+            Some(aligned(bytes)).filter(|bytes| *bytes < size(group))
+        };
         for group in input.order.iter().filter(|group| size(group) > largest) {
             is_kept[*group] = true;
         }
@@ -115,13 +122,16 @@ impl Kept {
         let window = (WINDOW * largest).max(together);
         let large: u64 = input.order.iter().filter(|group| is_kept[**group]).map(size).sum();
         let Some(mut left) = input.room.checked_sub(window + large) else { return Kept::default() };
+        let (mut is_coded, mut coded_bytes) = (vec![false; input.bytes.len()], 0);
         let mut uses: Vec<u64> = input.order.iter().map(|group| input.uses[*group]).collect();
         uses.sort_unstable();
         uses.dedup();
         for uses in uses.into_iter().rev().filter(|uses| *uses > 0) {
             let class =
                 input.order.iter().filter(|group| !is_kept[**group] && input.uses[**group] == uses);
-            let class: Vec<(Group, u64)> = class.map(|group| (*group, size(group))).collect();
+            let class: Vec<(Group, u64)> = class
+                .map(|group| (*group, coded_size(group).unwrap_or_else(|| size(group))))
+                .collect();
             let chosen = match input.work {
                 Some(work) => {
                     spread_over_work(&class, &input.before(&class, work), left, input.ahead)
@@ -129,19 +139,29 @@ impl Kept {
                 None => spread(&class, left),
             };
             for group in chosen {
-                is_kept[group] = true;
-                left -= size(&group);
+                match coded_size(&group) {
+                    Some(bytes) => {
+                        is_coded[group] = true;
+                        (left, coded_bytes) = (left - bytes, coded_bytes + bytes);
+                    }
+                    None => {
+                        is_kept[group] = true;
+                        left -= size(&group);
+                    }
+                }
             }
         }
-        let groups: Vec<Group> =
-            input.order.iter().copied().filter(|group| is_kept[*group]).collect();
-        Kept { bytes: groups.iter().map(size).sum(), groups }
+        let those = |is: &[bool]| -> Vec<Group> {
+            input.order.iter().copied().filter(|group| is[*group]).collect()
+        };
+        let (groups, coded) = (those(&is_kept), those(&is_coded));
+        Kept { bytes: groups.iter().map(size).sum::<u64>() + coded_bytes, groups, coded }
     }
 
     /// Returns the bytes that need not be loaded, for each use.
     pub fn value(&self, bytes: &[u64], uses: &[u64]) -> u128 {
         let value = |group: &Group| u128::from(bytes[*group]) * u128::from(uses[*group]);
-        self.groups.iter().map(value).sum()
+        self.groups.iter().chain(&self.coded).map(value).sum()
     }
 }
 
@@ -227,7 +247,16 @@ mod tests {
         let units: Vec<Vec<Group>> = order.iter().map(|group| vec![*group]).collect();
         let room = room * ALIGNMENT;
         let (bytes, order) = (&bytes[..], &order[..]);
-        let input = PlanInput { bytes, uses, order, units: &units, room, work: None, ahead: 0 };
+        let input = PlanInput {
+            bytes,
+            coded: None,
+            uses,
+            order,
+            units: &units,
+            room,
+            work: None,
+            ahead: 0,
+        };
         let kept = Kept::choose(&input);
         assert_eq!(kept.bytes, kept.groups.iter().map(|group| bytes[*group]).sum::<u64>());
         let rest = bytes.iter().enumerate().filter(|(group, _)| !kept.groups.contains(group));
@@ -281,6 +310,7 @@ mod tests {
             let (room, ahead) = (room * ALIGNMENT, ahead * ALIGNMENT);
             let input = PlanInput {
                 bytes: &bytes,
+                coded: None,
                 uses: &uses,
                 order: &order,
                 units: &units,
@@ -322,10 +352,18 @@ mod tests {
             let work = random.bool().then_some(&work[..]);
             let ahead = random.u64(..9) * ALIGNMENT;
             let (bytes, uses, order) = (&bytes[..], &uses[..], &order[..]);
-            let input = PlanInput { bytes, uses, order, units: &units, room, work, ahead };
+            let coded: Vec<Option<u64>> = bytes
+                .iter()
+                .map(|bytes| random.bool().then(|| random.u64(1..=bytes + 600)))
+                .collect();
+            let coded = random.bool().then_some(&coded[..]);
+            let input = PlanInput { bytes, coded, uses, order, units: &units, room, work, ahead };
             let over_work = work.map(|_| Kept::over_work(&input)).unwrap_or_default();
             for kept in [Kept::choose(&input)].into_iter().chain(over_work) {
-                assert_eq!(kept.bytes, kept.groups.iter().map(size).sum::<u64>());
+                let coded = kept.coded.iter().map(|group| aligned(coded.unwrap()[*group].unwrap()));
+                let decoded = kept.groups.iter().map(size);
+                assert_eq!(kept.bytes, decoded.chain(coded).sum::<u64>());
+                assert!(kept.coded.iter().all(|group| !kept.groups.contains(group)));
                 for unit in &units {
                     let comes = unit.iter().filter(|group| !kept.groups.contains(group));
                     assert!(kept.bytes + comes.map(size).sum::<u64>() <= room);

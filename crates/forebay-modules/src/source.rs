@@ -42,6 +42,12 @@ pub trait WeightSource<W>: Send + Sync + 'static {
         vec![Outside::default(); groups.len()]
     }
 
+    /// Returns how many bytes a group takes at most where it stays coded, as it is brought. `None` if that is not known before it is brought.
+    fn coded_bytes(&self, group: Group) -> Option<u64> {
+        let _ = group;
+        None
+    }
+
     /// Returns bytes that the disk reads in a second, if anything was read yet.
     fn read_bytes_per_second(&self) -> Option<f64> {
         None

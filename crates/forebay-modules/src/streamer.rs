@@ -4,6 +4,7 @@ mod loading;
 mod planning;
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
@@ -69,6 +70,8 @@ pub struct StreamStatistics {
     /// Groups brought into the device, and their bytes there.
     pub loads: u64,
     pub loaded_bytes: u64,
+    /// Groups decoded from where they stay coded in the device.
+    pub decoded: u64,
     /// Those that a module waited for before their load was queued.
     pub late_loads: u64,
     /// Time of callers until loads were queued.
@@ -116,7 +119,9 @@ struct State<D: Device> {
     kept: Kept,
     /// Where groups that stay begin in the device. The others are behind them, in `room`.
     fixed: HashMap<Group, u64>,
-    /// True for the modules of which all groups stay.
+    /// Groups that stay coded.
+    coded: HashMap<Group, CodedPlace<D::Coded>>,
+    /// True for the modules of which all groups stay decoded.
     is_fixed: Vec<bool>,
     /// The queues that have used such modules.
     queues: Vec<D::Queue>,
@@ -153,12 +158,19 @@ struct State<D: Device> {
     statistics: StreamStatistics,
 }
 
-/// Times of a pass.
+/// Where a group stays coded.
+struct CodedPlace<C> {
+    range: Range<u64>,
+    /// It, if it is there and no loader uses it.
+    weights: Option<C>,
+}
+
+/// Times of a pass, and which groups stayed decoded then.
 enum Measured<M> {
     No,
     /// They were noted, but the device has perhaps not reached all of them.
-    Timing(Timing<M>),
-    Times(TimedUses),
+    Timing(Timing<M>, Vec<bool>),
+    Times(TimedUses, Vec<bool>),
 }
 
 /// A module whose weights a caller waits for.
@@ -285,6 +297,7 @@ impl<D: Device> Streamer<D> {
             order: UseOrder::new(units.len(), predictions),
             kept: Kept::default(),
             fixed: HashMap::new(),
+            coded: HashMap::new(),
             is_fixed: Vec::new(),
             queues: Vec::new(),
             pauses: false,
@@ -353,7 +366,8 @@ impl<D: Device> Streamer<D> {
         // Those of passes before this one. An error of the device shows where a module is used.
         let _ = self.shared.resolve_times(&mut state);
         if let (Some(root), Some(timing)) = (state.order.end(), state.measuring.take()) {
-            state.measured[root] = Measured::Timing(timing);
+            let stays = (0..state.groups.len()).map(|group| state.fixed.contains_key(&group));
+            state.measured[root] = Measured::Timing(timing, stays.collect());
         }
         state.statistics.passes += 1;
         while !self.shared.plan(&mut state) && !state.closes && state.lost.is_none() {
@@ -390,6 +404,14 @@ impl<D: Device> Streamer<D> {
     /// Panics if the module is not in use.
     pub fn release(&self, unit: Unit, queue: D::Queue) -> Result<(), StreamError> {
         self.shared.release(unit, queue)
+    }
+
+    /// Notes that a group that is in use has other weights from now on. They are those of the device, and of the source.
+    pub fn change(&self, group: Group) {
+        let mut state = lock(&self.shared.state);
+        if let Some(coded) = state.coded.get_mut(&group) {
+            coded.weights = None;
+        }
     }
 
     pub fn device(&self) -> &Arc<D> {
@@ -442,6 +464,7 @@ impl<D: Device> Streamer<D> {
             }
             // No loader is left that stages others.
             state.groups.iter_mut().for_each(|group| group.near = Near::No);
+            state.coded.clear();
             let ready = |group: &mut GroupState<D>| {
                 let ready = group.ready().map(|(_, ready)| ready.clone());
                 ready.into_iter().chain(std::mem::take(&mut group.ends)).collect::<Vec<_>>()

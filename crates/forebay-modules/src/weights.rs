@@ -328,6 +328,8 @@ impl State {
     }
 }
 
+/// Bytes that a device may need for each chunk that stays coded, beside its own.
+const CHUNK_OVERHEAD: u64 = 64;
 /// How much better another choice of what stays in RAM must be.
 const BETTER: f64 = 1.1;
 
@@ -425,6 +427,18 @@ impl WeightSource<Arriving> for ModuleWeights {
             Outside { bytes: coded_bytes(&of.held) + bytes, read_bytes }
         };
         groups.iter().map(outside).collect()
+    }
+
+    fn coded_bytes(&self, group: Group) -> Option<u64> {
+        let of = &self.shared.groups[group];
+        let changed = self.shared.lock().groups[group].changed.clone();
+        let chunks = match &changed {
+            Some(changed) => &changed[..],
+            // What is read may come in several ways.
+            None if of.reads.is_empty() => &of.held[..],
+            None => return None,
+        };
+        Some(chunks.iter().map(|chunk| chunk.coded.len() as u64 + CHUNK_OVERHEAD).sum())
     }
 
     fn read_bytes_per_second(&self) -> Option<f64> {

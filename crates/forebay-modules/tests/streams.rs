@@ -1,270 +1,15 @@
-//! Streams of weights through a simulated device, whose queues run in a random order: a missing wait shows as wrong weights.
+//! Streams of weights through a simulated device.
 
-use std::collections::VecDeque;
-use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+mod simulated;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use forebay_modules::{
-    ALIGNMENT, Device, DeviceError, GroupOptions, Outside, StreamError, StreamStatistics, Streamer,
-    StreamerOptions, WeightSource, aligned,
+    ALIGNMENT, Device as _, DeviceError, GroupOptions, StreamError, StreamStatistics, Streamer,
+    StreamerOptions, aligned,
 };
-
-/// Queue of the copies.
-const COPIES: usize = 0;
-
-type Queue = usize;
-
-/// The point behind so many pieces of work of a queue.
-#[derive(Clone, Debug)]
-struct Point(Queue, usize);
-
-enum Work {
-    Wait(Point),
-    Write(Range<u64>, u8),
-    Check(Range<u64>, u8),
-}
-
-struct Simulated {
-    state: Mutex<State>,
-    /// Free slots for staged weights, and all of them.
-    slots: Arc<AtomicUsize>,
-    slots_max: usize,
-    /// One load of so many fails, if any.
-    fails: Option<usize>,
-}
-
-struct State {
-    random: fastrand::Rng,
-    memory: Vec<u8>,
-    queues: Vec<VecDeque<Work>>,
-    done: Vec<usize>,
-    wrong: usize,
-    checked: usize,
-    lost: bool,
-    /// Seconds of each check, and of all so far.
-    seconds: f64,
-    clock: f64,
-}
-
-impl State {
-    fn is_reached(&self, point: &Point) -> bool {
-        self.done[point.0] >= point.1
-    }
-
-    /// Does one piece of work of this queue, if it need not wait.
-    fn step(&mut self, queue: Queue) -> bool {
-        match self.queues[queue].front() {
-            None => return false,
-            Some(Work::Wait(point)) if !self.is_reached(point) => return false,
-            _ => {}
-        }
-        match self.queues[queue].pop_front().unwrap() {
-            Work::Wait(_) => {}
-            Work::Write(range, byte) => self.memory[bounds(range)].fill(byte),
-            Work::Check(range, byte) => {
-                self.checked += 1;
-                self.wrong += usize::from(self.memory[bounds(range)].iter().any(|of| *of != byte));
-            }
-        }
-        self.done[queue] += 1;
-        true
-    }
-
-    /// Does some work of random queues.
-    fn run_some(&mut self, most: usize) {
-        for _ in 0..self.random.usize(..=most) {
-            let queue = self.random.usize(..self.queues.len());
-            self.step(queue);
-        }
-    }
-
-    fn run_until(&mut self, done: impl Fn(&State) -> bool) {
-        while !done(self) {
-            let any = (0..self.queues.len()).filter(|queue| self.step(*queue)).count() > 0;
-            assert!(any || done(self), "queues wait for each other");
-        }
-    }
-
-    fn end_of(&self, queue: Queue) -> Point {
-        Point(queue, self.done[queue] + self.queues[queue].len())
-    }
-}
-
-fn bounds(range: Range<u64>) -> Range<usize> {
-    range.start as usize..range.end as usize
-}
-
-/// Returns the number of slots for staged weights that a device with this seed has.
-fn slots_of(seed: u64) -> usize {
-    fastrand::Rng::with_seed(seed).usize(..8)
-}
-
-impl Simulated {
-    fn new(seed: u64, bytes: u64, queues: usize, fails: Option<usize>) -> Arc<Simulated> {
-        let state = State {
-            random: fastrand::Rng::with_seed(seed),
-            memory: vec![0; bytes as usize],
-            queues: (0..queues).map(|_| VecDeque::new()).collect(),
-            done: vec![0; queues],
-            wrong: 0,
-            checked: 0,
-            lost: false,
-            seconds: 0.25,
-            clock: 0.0,
-        };
-        let slots_max = slots_of(seed);
-        let slots = Arc::new(AtomicUsize::new(slots_max));
-        Arc::new(Simulated { state: Mutex::new(state), slots, slots_max, fails })
-    }
-
-    fn fail_sometimes(&self) -> Result<(), DeviceError> {
-        let mut state = self.state.lock().unwrap();
-        match self.fails.is_some_and(|of| state.random.usize(..of) == 0) {
-            true => Err(DeviceError::Source("the disk stalls".into())),
-            false => Ok(()),
-        }
-    }
-
-    /// Queues a check that a range has the bytes of a group.
-    fn check(&self, queue: Queue, range: Range<u64>, byte: u8) {
-        let mut state = self.state.lock().unwrap();
-        assert!(range.end <= state.memory.len() as u64);
-        state.queues[queue].push_back(Work::Check(range, byte));
-        state.clock += state.seconds;
-        state.run_some(6);
-    }
-
-    /// Does all work, and returns how many checks there were. None may have failed.
-    fn finish(&self) -> usize {
-        let mut state = self.state.lock().unwrap();
-        state.run_until(|state| state.queues.iter().all(VecDeque::is_empty));
-        assert_eq!(state.wrong, 0, "of {} checks", state.checked);
-        assert_eq!(self.slots.load(Ordering::SeqCst), self.slots_max, "all slots are back");
-        state.checked
-    }
-}
-
-/// Weights are ranges of one byte.
-struct Weights {
-    bytes: u64,
-    byte: u8,
-}
-
-/// Weights of which some are in slots, which come back when this is dropped.
-struct Staged {
-    weights: Weights,
-    taken: usize,
-    slots: Option<Arc<AtomicUsize>>,
-}
-
-impl From<Weights> for Staged {
-    fn from(weights: Weights) -> Staged {
-        Staged { weights, taken: 0, slots: None }
-    }
-}
-
-impl Drop for Staged {
-    fn drop(&mut self) {
-        if let Some(slots) = &self.slots {
-            slots.fetch_add(self.taken, Ordering::SeqCst);
-        }
-    }
-}
-
-/// The bytes of each group.
-struct Sizes(Vec<u64>);
-
-impl WeightSource<Weights> for Sizes {
-    fn take(&self, group: usize) -> Result<Weights, DeviceError> {
-        Ok(Weights { bytes: self.0[group], byte: group as u8 + 1 })
-    }
-
-    fn outside(&self, groups: &[usize], _: u64) -> Vec<Outside> {
-        groups.iter().map(|group| Outside { bytes: self.0[*group], read_bytes: 0 }).collect()
-    }
-}
-
-impl Device for Simulated {
-    type Weights = Weights;
-    type Staged = Staged;
-    type Queue = Queue;
-    type Point = Point;
-    type Moment = f64;
-
-    fn stage_bytes(&self) -> u64 {
-        self.slots_max as u64 * ALIGNMENT
-    }
-
-    fn can_stage(&self) -> bool {
-        self.slots.load(Ordering::SeqCst) > 0
-    }
-
-    fn stage(&self, staged: &mut Staged) -> Result<bool, DeviceError> {
-        staged.slots = Some(Arc::clone(&self.slots));
-        let needed = staged.weights.bytes.div_ceil(ALIGNMENT) as usize;
-        let take = |free: usize| free.checked_sub(1);
-        while staged.taken < needed {
-            if self.slots.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_err() {
-                return Ok(false);
-            }
-            staged.taken += 1;
-            self.fail_sometimes()?;
-        }
-        Ok(true)
-    }
-
-    fn load(&self, staged: Staged, to: Range<u64>, after: &[Point]) -> Result<Point, DeviceError> {
-        let weights = &staged.weights;
-        assert_eq!(to.end - to.start, weights.bytes);
-        self.fail_sometimes()?;
-        let mut state = self.state.lock().unwrap();
-        let middle = to.start + state.random.u64(..=weights.bytes);
-        let copies = &mut state.queues[COPIES];
-        copies.extend(after.iter().map(|point| Work::Wait(point.clone())));
-        copies.push_back(Work::Write(to.start..middle, weights.byte));
-        copies.push_back(Work::Write(middle..to.end, weights.byte));
-        let point = state.end_of(COPIES);
-        state.run_some(6);
-        Ok(point)
-    }
-
-    fn wait(&self, queue: Queue, point: &Point) -> Result<(), DeviceError> {
-        self.state.lock().unwrap().queues[queue].push_back(Work::Wait(point.clone()));
-        Ok(())
-    }
-
-    fn mark(&self, queue: Queue) -> Result<Point, DeviceError> {
-        let state = self.state.lock().unwrap();
-        if state.lost {
-            Err(DeviceError::Device("the GPU is gone".into()))
-        } else {
-            Ok(state.end_of(queue))
-        }
-    }
-
-    fn moment(&self, _: Queue) -> Result<f64, DeviceError> {
-        Ok(self.state.lock().unwrap().clock)
-    }
-
-    fn seconds_between(&self, first: &f64, second: &f64) -> Result<f64, DeviceError> {
-        Ok(second - first)
-    }
-
-    fn bytes_per_second(&self) -> Option<f64> {
-        Some(ALIGNMENT as f64)
-    }
-
-    fn is_reached(&self, point: &Point) -> bool {
-        self.state.lock().unwrap().is_reached(point)
-    }
-
-    fn reach(&self, point: &Point) -> Result<(), DeviceError> {
-        let mut state = self.state.lock().unwrap();
-        state.run_until(|state| state.is_reached(point));
-        Ok(())
-    }
-}
+use simulated::{Queue, Simulated, Sizes, Work, slots_of};
 
 /// Modules and their weights.
 struct Modules {
@@ -314,12 +59,22 @@ impl Modules {
         bytes: u64,
         roots: usize,
     ) -> Result<Streamer<Simulated>, StreamError> {
+        self.stream_of(Sizes::new(&self.sizes), device, bytes, roots)
+    }
+
+    fn stream_of(
+        &self,
+        sizes: Arc<Sizes>,
+        device: &Arc<Simulated>,
+        bytes: u64,
+        roots: usize,
+    ) -> Result<Streamer<Simulated>, StreamError> {
         let group =
             |(at, bytes): (usize, &u64)| GroupOptions { bytes: *bytes, stays: self.stays[at] };
         let groups = self.sizes.iter().enumerate().map(group).collect();
         let predictions = vec![(0..self.units.len()).collect(); roots];
         let options = StreamerOptions { groups, units: self.units.clone(), predictions, bytes };
-        Streamer::new(device.clone(), Arc::new(Sizes(self.sizes.clone())), options)
+        Streamer::new(device.clone(), sizes, options)
     }
 
     fn use_unit(
@@ -521,6 +276,42 @@ fn groups_stay_where_passes_have_no_time_for_loads() {
     // A load takes a second. 20 of 40 come, first as many in the first half as in the second, where all can come meanwhile.
     let (first, last) = (predicted[0], predicted[predicted.len() - 1]);
     assert!(first > 44.0 && (40.0..40.5).contains(&last), "{predicted:?}");
+}
+
+#[test]
+fn weights_stay_coded_where_loads_take_longest() {
+    let modules = Modules::equal(40, 30 * ALIGNMENT);
+    let bytes = 600 * ALIGNMENT;
+    for seed in 0..8 {
+        let device = Simulated::new(seed, bytes, 2, None);
+        let sizes = Sizes::new(&modules.sizes);
+        let stream = modules.stream_of(sizes.clone(), &device, bytes, 1).unwrap();
+        let mut predicted = Vec::new();
+        for pass in 0..12 {
+            stream.begin(0);
+            for unit in 0..40 {
+                let at = stream.acquire(unit, 1, &mut || true).unwrap()[0];
+                let (range, byte) = (at..at + 30 * ALIGNMENT, &sizes.bytes[unit]);
+                device.check(1, range.clone(), byte.load(Ordering::SeqCst));
+                if pass > 5 && unit % 9 == pass % 9 {
+                    // The module changes its weights, and says so.
+                    let other = byte.fetch_xor(0x40, Ordering::SeqCst) ^ 0x40;
+                    let queues = &mut device.state.lock().unwrap().queues;
+                    queues[1].push_back(Work::Write(range, other));
+                    stream.change(unit);
+                }
+                stream.release(unit, 1).unwrap();
+            }
+            stream.end();
+            predicted.extend(stream.predict(0, 0, 0).unwrap().map(|of| of.seconds));
+        }
+        // 17 of 40 stay if they are decoded.
+        let (first, last) = (predicted[0], predicted[predicted.len() - 1]);
+        assert!(last < 0.8 * first, "{predicted:?}");
+        assert!(stream.statistics().decoded > 100, "{:?}", stream.statistics());
+        drop(stream);
+        device.finish();
+    }
 }
 
 #[test]

@@ -297,6 +297,11 @@ impl ModuleStream {
         released.map_err(|error| of_stream(py, &error))
     }
 
+    /// Notes that a group that is in use has other weights from now on.
+    fn change(&self, py: Python<'_>, group: usize) {
+        py.detach(|| with_stream!(self.0, stream => stream.change(group)));
+    }
+
     /// Returns memory as a tensor of bytes: of the group at this place in RAM, or all memory of a GPU.
     fn memory(&self, at: u64) -> Tensor {
         let (address, bytes, device, memory) = match &*self.0 {
@@ -328,6 +333,7 @@ impl ModuleStream {
             ("deviations", of.deviations),
             ("loads", of.loads),
             ("loaded_bytes", of.loaded_bytes),
+            ("decoded", of.decoded),
             ("late_loads", of.late_loads),
         ];
         let all = all.into_py_dict(py)?;

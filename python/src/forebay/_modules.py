@@ -36,6 +36,8 @@ class ModuleStatistics(NamedTuple):
     """Groups of weights that came into the device: those of one module."""
     loaded_bytes: int
     """Their bytes in the device."""
+    decoded: int
+    """Groups that stayed in the device coded, and were decoded for a use."""
     late_loads: int
     """Groups that a module waited for before they were on their way."""
     waited_seconds: float
@@ -369,6 +371,7 @@ class ModuleStream:
             dense = weight.dense(made).cpu()
         with self._lock:
             self._coded.change(weight.group, weight.index, memory_of(dense))
+            self._native.change(weight.group)
             weight.original = None
             # Those of other places are views of other weights by now.
             weight.made.clear()

@@ -216,6 +216,8 @@ class ModuleStream:
     def acquire(self, unit: int, queue: int) -> list[int]:
         """Where the groups of a module begin in the memory, which work of the queue may use until `release`."""
     def release(self, unit: int, queue: int) -> None: ...
+    def change(self, group: int) -> None:
+        """Note that a group that is in use has other weights from now on."""
     def predict(self, root: int, more: int, more_ram: int) -> tuple[float, float, float, float] | None:
         """Seconds of a pass with so many more bytes of memory in the device and of RAM, of its work, of its loads and of its reads."""
     def memory(self, at: int) -> Tensor:

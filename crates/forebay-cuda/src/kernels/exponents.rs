@@ -1,5 +1,6 @@
 //! Decoding of weights whose exponents are coded, as `docs/codec.md` describes.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_format::TensorType;
@@ -79,14 +80,6 @@ impl Gpu {
     }
 }
 
-/// Where decoded weights go, aligned to 16 bytes.
-#[derive(Clone, Copy)]
-pub enum DecodeTo {
-    Memory(DevicePtr<u8>),
-    /// So many bytes behind the begin of a range, which is known only when they are decoded.
-    Range(u64),
-}
-
 /// A container of codec `exponents` in device memory, and where its weights go. The caller has read its header, and checked
 /// where its chunks lie: kernels do not.
 #[derive(Clone, Copy)]
@@ -95,7 +88,8 @@ pub struct CodedContainer {
     /// The container, aligned to 4 bytes, and the number of its bytes.
     pub from: DevicePtr<u8>,
     pub bytes: usize,
-    pub to: DecodeTo,
+    /// Memory for the weights, aligned to 16 bytes.
+    pub to: DevicePtr<u8>,
     /// Number of weights, in whole blocks.
     pub weights: u64,
 }
@@ -109,15 +103,47 @@ impl CodedContainer {
     /// # Panics
     /// Panics if `out` has another length.
     pub fn describe(&self, out: &mut [u8]) {
-        assert_eq!(out.len(), Self::DESCRIPTION_BYTES);
-        let to = match self.to {
-            DecodeTo::Memory(to) => to.address(),
-            DecodeTo::Range(at) => at,
-        };
-        let words = [self.from.address(), to, self.weights];
-        for (bytes, word) in out.chunks_exact_mut(8).zip(words) {
-            bytes.copy_from_slice(&word.to_le_bytes());
+        describe([self.from.address(), self.to.address(), self.weights], out);
+    }
+}
+
+/// A container like [`CodedContainer`], which is in one range of device memory and goes to another one. Both are known only when it is
+/// decoded.
+#[derive(Clone)]
+pub struct ContainerInRange {
+    pub ty: TensorType,
+    /// The container in its range, from a multiple of 4.
+    pub from: Range<usize>,
+    /// Where the weights begin in the other range, a multiple of 16.
+    pub to: u64,
+    /// Number of weights, in whole blocks.
+    pub weights: u64,
+}
+
+impl ContainerInRange {
+    /// Writes the description of this container to `out`.
+    ///
+    /// # Panics
+    /// Panics if `out` has another length than [`CodedContainer::DESCRIPTION_BYTES`].
+    pub fn describe(&self, out: &mut [u8]) {
+        describe([self.from.start as u64, self.to, self.weights], out);
+    }
+
+    fn at(&self, from: DevicePtr<u8>, to: DevicePtr<u8>) -> CodedContainer {
+        CodedContainer {
+            ty: self.ty,
+            from: from.offset(self.from.start),
+            bytes: self.from.len(),
+            to: to.offset(self.to as usize),
+            weights: self.weights,
         }
+    }
+}
+
+fn describe(words: [u64; 3], out: &mut [u8]) {
+    assert_eq!(out.len(), CodedContainer::DESCRIPTION_BYTES);
+    for (bytes, word) in out.chunks_exact_mut(8).zip(words) {
+        bytes.copy_from_slice(&word.to_le_bytes());
     }
 }
 
@@ -150,8 +176,8 @@ impl Gpu {
 }
 
 impl ContainerDecoder {
-    /// Decodes containers of type `ty` when the work that `copies` has queued is done, all of them to `range` or none. `descriptions` are those of
-    /// `containers`, in order. Sets the word at `flag` to 1 if one is damaged; its weights are then anything.
+    /// Decodes containers of type `ty` when the copies that `copies` has started are done. `descriptions` are those of `containers`, in order. Sets
+    /// the word at `flag` to 1 if one is damaged; its weights are then anything.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -163,20 +189,48 @@ impl ContainerDecoder {
         copies: &CopyStream,
         ty: TensorType,
         containers: &[CodedContainer],
-        range: Option<DevicePtr<u8>>,
+        descriptions: DevicePtr<u64>,
+        flag: DevicePtr<u32>,
+    ) -> Result<(), CudaError> {
+        self.launch(copies, ty, containers, [DevicePtr::null(); 2], descriptions, flag)
+    }
+
+    /// Decodes containers of one range to another range, aligned to 16 bytes, as [`ContainerDecoder::decode`] does.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics if a container has another type, or a buffer that is too small or not aligned.
+    #[expect(clippy::too_many_arguments, reason = "two ranges, and what is decoded")]
+    pub fn decode_range(
+        &self,
+        copies: &CopyStream,
+        ty: TensorType,
+        containers: &[ContainerInRange],
+        from: DevicePtr<u8>,
+        to: DevicePtr<u8>,
+        descriptions: DevicePtr<u64>,
+        flag: DevicePtr<u32>,
+    ) -> Result<(), CudaError> {
+        let containers: Vec<_> = containers.iter().map(|of| of.at(from, to)).collect();
+        self.launch(copies, ty, &containers, [from, to], descriptions, flag)
+    }
+
+    /// Checks containers, and decodes them. Descriptions count from the begins of ranges, or from null.
+    fn launch(
+        &self,
+        copies: &CopyStream,
+        ty: TensorType,
+        containers: &[CodedContainer],
+        [from, to]: [DevicePtr<u8>; 2],
         descriptions: DevicePtr<u64>,
         flag: DevicePtr<u32>,
     ) -> Result<(), CudaError> {
         let kernel = self.kernels.iter().find(|(of, _)| *of == ty).map(|(_, kernel)| *kernel);
         let kernel = kernel.unwrap_or_else(|| panic!("{ty} has no coded exponents"));
-        let target = |container: &CodedContainer| match (container.to, range) {
-            (DecodeTo::Memory(to), None) => to,
-            (DecodeTo::Range(at), Some(range)) => range.offset(at as usize),
-            _ => panic!("a container goes to memory, or into the range"),
-        };
         for container in containers {
-            let CodedContainer { from, bytes, weights, .. } = *container;
-            let to = target(container);
+            let CodedContainer { from, bytes, to, weights, .. } = *container;
             from.check(bytes);
             to.check(ty.row_bytes(weights).expect("whole blocks") as usize);
             assert!(container.ty == ty && from.address().is_multiple_of(4));
@@ -187,10 +241,10 @@ impl ContainerDecoder {
         let words = containers.len() * CodedContainer::DESCRIPTION_BYTES / 8;
         let grid = (blocks, containers.len() as u32, 1);
         let launch = Launch::new(kernel, grid, (32 * WARPS as u32, 1, 1));
-        let range = range.unwrap_or(DevicePtr::null());
-        let mut launch = launch.ptr(descriptions, words).optional(range, 0).ptr(flag, 1);
+        let launch = launch.ptr(descriptions, words).optional(from, 0).optional(to, 0);
+        let mut launch = launch.ptr(flag, 1);
         for container in containers {
-            launch = launch.owned(container.from.owner()).owned(target(container).owner());
+            launch = launch.owned(container.from.owner()).owned(container.to.owner());
         }
         launch.run_behind(copies)
     }

@@ -55,7 +55,7 @@ pub use embedding::EmbeddingTable;
 pub use entries::{
     Compressor, SHARED_KEY_DIM_MAX, SharedKeyAttention, entries_scratch, shared_key_modules,
 };
-pub use exponents::{CodedContainer, CodedExponents, ContainerDecoder, DecodeTo};
+pub use exponents::{CodedContainer, CodedExponents, ContainerDecoder, ContainerInRange};
 pub use fetch::{
     ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, ExpertQuestion, ExpertReturn,
     FETCHED_PAIRS_MAX, FetchedLayer, GivingUp,

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use forebay_codec::{Codec, Container};
 use forebay_cuda::{
-    CodedContainer, CodedStream, CodedStreams, ContainerDecoder, CopyStream, DecodeTo,
-    DeviceMemory, DevicePtr, GdeflateDecoder, Gpu,
+    CodedContainer, CodedStream, CodedStreams, ContainerDecoder, CopyStream, DeviceMemory,
+    DevicePtr, GdeflateDecoder, Gpu,
 };
 use forebay_format::TensorType;
 use forebay_format::pack::Chunk;
@@ -267,7 +267,7 @@ impl GpuDecoding {
         let decode = || {
             containers.iter().try_for_each(|(ty, at, containers)| {
                 let descriptions = stage.offset(*at).cast();
-                self.containers.decode(copies, *ty, containers, None, descriptions, self.words())
+                self.containers.decode(copies, *ty, containers, descriptions, self.words())
             })?;
             streams.iter().try_for_each(|of| {
                 let streams = CodedStreams {
@@ -351,8 +351,7 @@ impl Work {
             self.containers.len() - 1
         });
         let (from, bytes) = (stage.offset(own.start), own.len());
-        let decode_to = DecodeTo::Memory(to);
-        self.containers[at].2.push(CodedContainer { ty, from, bytes, to: decode_to, weights });
+        self.containers[at].2.push(CodedContainer { ty, from, bytes, to, weights });
         // Bytes behind the last whole weight are at the end of the container, as they are.
         let rest = decoded_bytes - blocks * ty.block_bytes();
         if rest > 0 {

@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result, ensure};
 use forebay_codec::{Float, Weights};
 use forebay_format::FileIndex;
 use forebay_modules::{
-    CudaDevice, CudaOptions, GroupOptions, GroupTensor, Streamer, StreamerOptions, TensorFile,
-    TensorFrom, WeightOptions, WeightsBuilder,
+    CudaDevice, CudaOptions, CudaWeights, Device as _, GroupOptions, GroupTensor, Streamer,
+    StreamerOptions, TensorFile, TensorFrom, WeightOptions, WeightSource as _, WeightsBuilder,
 };
 use forebay_store::{Extent, FileSet};
 
@@ -24,6 +24,7 @@ pub fn checks() -> Vec<Check> {
         check("modules from RAM, plain", false, false),
         check("modules from a file, coded in RAM", true, true),
         check("modules from a file, plain", true, false),
+        Check::new("modules from VRAM, coded", coded),
     ]
 }
 
@@ -44,20 +45,74 @@ fn weights(random: &mut Random, of: Option<Float>, bytes: usize) -> Vec<u8> {
     }
 }
 
-fn streamed(context: &Context, from_file: bool, codes: bool) -> Result<Outcome> {
-    let mut random = Random::new(5);
+/// Returns groups of one or two tensors, and what their weights are.
+fn groups(random: &mut Random) -> Vec<Vec<(Option<Float>, Vec<u8>)>> {
     let kinds = [Some(Float::Bf16), Some(Float::F16), Some(Float::F8E4M3), None];
     // Larger than a slot of the ring, than a chunk, and smaller than what is read from files.
     let sizes = [11 * MIB, 5 * MIB + 6, MIB, 400 << 10, 1000];
-    let groups: Vec<Vec<(Option<Float>, Vec<u8>)>> = (0..10)
-        .map(|group| {
-            let tensor = |index: usize| {
-                let kind = kinds[(group + index) % kinds.len()];
-                (kind, weights(&mut random, kind, sizes[(group + 3 * index) % sizes.len()]))
-            };
-            (0..1 + group % 2).map(tensor).collect()
-        })
+    let mut tensor = |group: usize, index: usize| {
+        let kind = kinds[(group + index) % kinds.len()];
+        (kind, weights(random, kind, sizes[(group + 3 * index) % sizes.len()]))
+    };
+    (0..10).map(|group| (0..1 + group % 2).map(|index| tensor(group, index)).collect()).collect()
+}
+
+fn device(bytes: u64) -> Result<Arc<CudaDevice>> {
+    let options = CudaOptions { ordinal: 0, bytes, pinned_bytes: 0, threads: 2 };
+    Ok(Arc::new(CudaDevice::open(&options)?))
+}
+
+/// Weights that stay coded in VRAM, and are decoded from there.
+fn coded(context: &Context) -> Result<Outcome> {
+    let mut random = Random::new(6);
+    let mut worst = Outcome::same::<u8>(&[], &[]);
+    let groups = groups(&mut random);
+    let options = WeightOptions { ram: u64::MAX, threads: 2, codes: true };
+    let mut builder = WeightsBuilder::new(options);
+    for group in &groups {
+        let tensors = group.iter().map(|(kind, bytes)| GroupTensor {
+            from: TensorFrom::Ram(bytes),
+            weights: kind.map(Weights::Plain),
+        });
+        builder.add(&tensors.collect::<Vec<_>>())?;
+    }
+    let places: Vec<Vec<u64>> = (0..groups.len())
+        .map(|group| builder.tensors(group).iter().map(|tensor| tensor.at).collect())
         .collect();
+    let weights = builder.finish()?;
+    let device = device(60 * MIB as u64)?;
+    let memory = device.memory().ptr::<u8>();
+    for (group, tensors) in groups.iter().enumerate() {
+        let bytes = weights.group_bytes(group);
+        let room = weights.coded_bytes(group).context("the chunks are known")?;
+        let (first, second) = (0..bytes, 20 * MIB as u64..20 * MIB as u64 + bytes);
+        let keep = |room| 40 * MIB as u64..40 * MIB as u64 + room;
+        let mut staged = CudaWeights::from(weights.take(group)?);
+        device.stage(&mut staged)?;
+        let loaded = device.load(staged, first, Some(keep(room)), &[])?;
+        let coded = loaded.coded.context("there is room")?;
+        let ready = device.decode(&coded, second.clone(), &[loaded.ready])?;
+        device.reach(&ready)?;
+        for (place, (_, expected)) in places[group].iter().zip(tensors) {
+            for from in [0, second.start] {
+                let from = memory.offset((from + place) as usize);
+                let found = context.gpu.download::<u8>(from, expected.len())?;
+                let case = format!("group {group}");
+                worst = worst.worse(Outcome::same(&found, expected).at(&case));
+            }
+        }
+        let weights = weights.take(group)?.into();
+        let loaded = device.load(weights, second, Some(keep(room / 2)), &[])?;
+        ensure!(loaded.coded.is_none(), "weights stay coded without room for them");
+        device.reach(&loaded.ready)?;
+    }
+    ensure!(!device.is_damaged()?, "weights are damaged");
+    Ok(worst)
+}
+
+fn streamed(context: &Context, from_file: bool, codes: bool) -> Result<Outcome> {
+    let mut random = Random::new(5);
+    let groups = groups(&mut random);
     let mut worst = Outcome::same::<u8>(&[], &[]);
     let mut file = tempfile::NamedTempFile::new()?;
     let mut builder =
@@ -88,8 +143,7 @@ fn streamed(context: &Context, from_file: bool, codes: bool) -> Result<Outcome> 
         .collect();
     let weights = Arc::new(builder.finish()?);
     let bytes = 30 * MIB as u64;
-    let options = CudaOptions { ordinal: 0, bytes, pinned_bytes: 0, threads: 2 };
-    let device = Arc::new(CudaDevice::open(&options)?);
+    let device = device(bytes)?;
     let count = groups.len();
     let stream = Streamer::new(
         Arc::clone(&device),

@@ -39,8 +39,9 @@ pub struct Slot {
     pub stage: DevicePtr<u8>,
     /// The point at which nothing reads that memory any more.
     pub used: Option<StreamPoint>,
-    /// When its copies began and ended, and their bytes, if this is measured.
-    pub measured: Option<(StreamMoment, StreamMoment, u64)>,
+    /// When its copies began and ended, and when what it has was decoded, and the coded bytes, if this is measured.
+    pub copied: Option<(StreamMoment, StreamMoment, u64)>,
+    pub decoded: Option<(StreamMoment, StreamMoment, u64)>,
 }
 
 impl Ring {
@@ -53,7 +54,7 @@ impl Ring {
         let slot = |at: usize| -> Result<Slot, DeviceError> {
             let buffer = Some(arena.carve(slot_bytes).map_err(failed)?);
             let stage = stage.ptr::<u8>().offset(at * slot_bytes);
-            Ok(Slot { flight: None, buffer, stage, used: None, measured: None })
+            Ok(Slot { flight: None, buffer, stage, used: None, copied: None, decoded: None })
         };
         let free = (0..count).map(slot).collect::<Result<_, _>>()?;
         Ok(Arc::new(Ring {

@@ -3,7 +3,7 @@
 use std::sync::{MutexGuard, PoisonError};
 
 use super::{GroupState, Near, POINTS_MAX, Place, Shared, State, StreamError, TRUSTED, lock};
-use crate::device::{Device, DeviceError};
+use crate::device::{Device, DeviceError, Loaded};
 use crate::room::{Choice, Group};
 
 /// What a loader does next.
@@ -113,7 +113,8 @@ impl<D: Device> Shared<D> {
         let is_wanted = |group: &Group| {
             let of = &state.groups[*group];
             let is_whole = matches!(of.near, Near::Coming | Near::Staged { is_whole: true, .. });
-            of.is_absent() && !is_whole && !state.failed.contains_key(group)
+            let is_coded = state.coded.get(group).is_some_and(|of| of.weights.is_some());
+            of.is_absent() && !is_whole && !is_coded && !state.failed.contains_key(group)
         };
         let (distance, group) =
             state.order.upcoming().enumerate().find_map(|(distance, unit)| {
@@ -193,20 +194,27 @@ impl<D: Device> Shared<D> {
         group: Group,
         choice: Option<Choice>,
     ) -> MutexGuard<'a, State<D>> {
-        let State { room, groups, demand, fixed, fixed_bytes, after, staged, .. } = &mut *guard;
+        let State { room, groups, demand, fixed, fixed_bytes, after, staged, coded, .. } =
+            &mut *guard;
         let bytes = self.groups[group].bytes;
         if room.points_len() > POINTS_MAX {
             room.forget(|point| self.device.is_reached(point));
         }
+        let mut keep = coded.get_mut(&group);
+        let here = keep.as_mut().and_then(|keep| keep.weights.take());
+        let keep = keep.map(|keep| keep.range.clone()).filter(|_| here.is_none());
+        if choice.is_none() || keep.is_some() {
+            after.retain(|point| !self.device.is_reached(point));
+        }
         let (at, after) = match choice {
-            None => {
-                after.retain(|point| !self.device.is_reached(point));
-                (fixed[&group], after.clone())
-            }
+            None => (fixed[&group], after.clone()),
             Some(choice) => {
                 let leaves = |group: Group| groups[group].leave();
-                let (at, after) = room.take(choice, group, bytes, leaves);
-                (*fixed_bytes + at, after)
+                let (at, mut points) = room.take(choice, group, bytes, leaves);
+                if keep.is_some() {
+                    points.extend(after.iter().cloned());
+                }
+                (*fixed_bytes + at, points)
             }
         };
         groups[group].place = Place::Queuing;
@@ -216,14 +224,31 @@ impl<D: Device> Shared<D> {
             demand.groups.retain(|wanted| *wanted != group);
         }
         drop(guard);
-        let taken = self.take(group, near);
-        let loaded = taken.and_then(|weights| self.device.load(weights, at..at + bytes, &after));
+        let to = at..at + bytes;
+        let is_here = here.is_some();
+        let loaded = match here {
+            Some(coded) => {
+                let decoded = self.device.decode(&coded, to, &after);
+                decoded.map(|ready| Loaded { ready, coded: Some(coded) })
+            }
+            None => {
+                let taken = self.take(group, near);
+                taken.and_then(|weights| self.device.load(weights, to, keep, &after))
+            }
+        };
         let mut state = lock(&self.state);
         match loaded {
-            Ok(ready) => {
+            Ok(Loaded { ready, coded }) => {
                 state.groups[group].place = Place::There { at, ready, is_reached: false };
-                state.statistics.loads += 1;
-                state.statistics.loaded_bytes += bytes;
+                if let Some(keep) = state.coded.get_mut(&group) {
+                    keep.weights = coded;
+                }
+                if is_here {
+                    state.statistics.decoded += 1;
+                } else {
+                    state.statistics.loads += 1;
+                    state.statistics.loaded_bytes += bytes;
+                }
             }
             Err(error) => {
                 tracing::debug!("weights do not come: {error}");

@@ -1,11 +1,13 @@
 //! Which groups of a stream stay in the device, and how long its passes take.
 
-use super::{BETTER, GroupState, Measured, Place, Shared, State, StreamError, lock};
+use std::collections::HashMap;
+
+use super::{BETTER, CodedPlace, GroupState, Measured, Place, Shared, State, StreamError, lock};
 use crate::device::{Device, DeviceError};
-use crate::order::Root;
+use crate::order::{Root, Unit};
 use crate::plan::{Kept, PlanInput};
 use crate::prediction::{Load, PassInput, PassPrediction, predict};
-use crate::room::{ALIGNMENT, Group, Room};
+use crate::room::{ALIGNMENT, Group, Room, aligned};
 use crate::source::Outside;
 use crate::timing::TimedUses;
 
@@ -20,8 +22,8 @@ impl<D: Device> Shared<D> {
         let (mut kept, uses, order) = self.choose(state, 0);
         let is_first = state.fixed_bytes == 0 && state.room.bytes() == 0;
         let tell = |kept: &Kept| {
-            let comes: Vec<Group> =
-                order.iter().copied().filter(|group| !kept.groups.contains(group)).collect();
+            let stays = |group: &Group| kept.groups.contains(group) || kept.coded.contains(group);
+            let comes: Vec<Group> = order.iter().copied().filter(|group| !stays(group)).collect();
             self.source.plan(&comes);
         };
         let value = |kept: &Kept| kept.value(&self.sizes, &uses) as f64;
@@ -56,11 +58,16 @@ impl<D: Device> Shared<D> {
             }
         }
         after.retain(|point| !self.device.is_reached(point));
-        state.fixed.clear();
+        (state.fixed, state.coded) = (HashMap::new(), HashMap::new());
         let mut at = 0;
         for group in always.chain(kept.groups.iter().copied()) {
             state.fixed.insert(group, at);
             at += self.aligned[group];
+        }
+        for group in &kept.coded {
+            let bytes = self.source.coded_bytes(*group).map_or(0, aligned);
+            state.coded.insert(*group, CodedPlace { range: at..at + bytes, weights: None });
+            at += bytes;
         }
         let stays = |unit: &Vec<Group>| unit.iter().all(|group| state.fixed.contains_key(group));
         state.is_fixed = self.units.iter().map(stays).collect();
@@ -75,7 +82,7 @@ impl<D: Device> Shared<D> {
     /// and the groups in the order of their first use, too.
     fn choose(&self, state: &State<D>, more: u64) -> (Kept, Vec<u64>, Vec<Group>) {
         let (uses, order) = self.used(state);
-        let input = self.plan_input(&uses, &order, None, more);
+        let input = self.plan_input(&uses, &order, more);
         (Kept::choose(&input), uses, order)
     }
 
@@ -93,24 +100,26 @@ impl<D: Device> Shared<D> {
         (uses, order)
     }
 
-    fn plan_input<'a>(
-        &'a self,
-        uses: &'a [u64],
-        order: &'a [Group],
-        work: Option<&'a [f64]>,
-        more: u64,
-    ) -> PlanInput<'a> {
+    fn plan_input<'a>(&'a self, uses: &'a [u64], order: &'a [Group], more: u64) -> PlanInput<'a> {
         let room = (self.bytes + more) / ALIGNMENT * ALIGNMENT - self.always_bytes;
         let (bytes, units, ahead) = (&self.sizes[..], &self.coming[..], self.stage_bytes());
-        PlanInput { bytes, uses, order, units, room, work, ahead }
+        PlanInput { bytes, coded: None, uses, order, units, room, work: None, ahead }
     }
 
     /// Returns the choice with the fastest passes: this one, or one that is made from the times of passes, if they are known.
     fn fastest(&self, state: &State<D>, chosen: Kept, more: &More) -> Kept {
         let Some(work) = self.work(state) else { return chosen };
         let (uses, order) = self.used(state);
-        let input = self.plan_input(&uses, &order, Some(&work), more.bytes);
-        let choices = std::iter::once(chosen).chain(Kept::over_work(&input));
+        let input = PlanInput { work: Some(&work), ..self.plan_input(&uses, &order, more.bytes) };
+        let groups = 0..self.groups.len();
+        let coded: Option<Vec<_>> = self
+            .device
+            .can_keep_coded()
+            .then(|| groups.map(|group| self.source.coded_bytes(group)).collect());
+        let coded = coded.as_ref().map(|coded| PlanInput { coded: Some(coded), ..input });
+        let choices = [Some(input), coded].into_iter().flatten();
+        let choices = choices.flat_map(|input| Kept::over_work(&input));
+        let choices = std::iter::once(chosen).chain(choices);
         let seconds = |kept: &Kept| self.predict_all(state, kept, more).unwrap_or(f64::INFINITY);
         let predicted = choices.map(|kept| (seconds(&kept), kept));
         let (_, kept) =
@@ -137,19 +146,20 @@ impl<D: Device> Shared<D> {
     /// Reads the times of passes that were measured. This waits for the device if it is more than a pass behind.
     pub(super) fn resolve_times(&self, state: &mut State<D>) -> Result<(), DeviceError> {
         for measured in &mut state.measured {
-            if let Measured::Timing(timing) = measured {
-                *measured = Measured::Times(timing.resolve(&*self.device)?);
+            if let Measured::Timing(timing, stayed) = measured {
+                let times = timing.resolve(&*self.device)?;
+                *measured = Measured::Times(times, std::mem::take(stayed));
                 state.has_new_times = true;
             }
         }
         Ok(())
     }
 
-    /// Returns the times of the uses of a pass that is like the last one, if such a pass was measured.
-    fn times<'a>(&self, state: &'a State<D>, root: Root) -> Option<&'a TimedUses> {
-        let Measured::Times(times) = &state.measured[root] else { return None };
+    /// Returns the times of the uses of a pass that is like the last one, if such a pass was measured, and which groups stayed decoded then.
+    fn times<'a>(&self, state: &'a State<D>, root: Root) -> Option<(&'a TimedUses, &'a [bool])> {
+        let Measured::Times(times, stayed) = &state.measured[root] else { return None };
         let expected = state.order.expected(root).iter().copied();
-        times.iter().map(|(unit, _)| *unit).eq(expected).then_some(times)
+        times.iter().map(|(unit, _)| *unit).eq(expected).then_some((times, stayed))
     }
 
     /// Returns the seconds for which a pass uses each group, if they are known for all roots. A module's time is divided by the bytes of its groups.
@@ -159,7 +169,7 @@ impl<D: Device> Shared<D> {
             if state.order.expected(root).is_empty() {
                 continue;
             }
-            for (unit, seconds) in self.times(state, root)? {
+            for (unit, seconds) in self.times(state, root)?.0 {
                 let groups = &self.coming[*unit];
                 let bytes: u64 = groups.iter().map(|group| self.sizes[*group]).sum();
                 for group in groups {
@@ -182,7 +192,7 @@ impl<D: Device> Shared<D> {
         kept: &Kept,
         more: &More,
     ) -> Option<PassPrediction> {
-        let times = self.times(state, root)?;
+        let (times, stayed) = self.times(state, root)?;
         let mut is_kept: Vec<bool> = self.groups.iter().map(|of| of.stays).collect();
         kept.groups.iter().for_each(|group| is_kept[*group] = true);
         let groups: Vec<Group> = (0..self.groups.len()).collect();
@@ -196,9 +206,19 @@ impl<D: Device> Shared<D> {
             read_bytes: of.read_bytes,
         };
         let outside = self.source.outside(&groups, more.ram_bytes);
-        let loads: Vec<Load> = outside.into_iter().map(load).collect();
-        let uses: Vec<(&[Group], f64)> =
-            times.iter().map(|(unit, seconds)| (&self.units[*unit][..], *seconds)).collect();
+        let mut loads: Vec<Load> = outside.iter().copied().map(load).collect();
+        kept.coded.iter().for_each(|group| loads[*group] = Load::default());
+        // The device decodes beside the work of the modules, which takes longer by as much.
+        let decode_rate = self.device.decoded_bytes_per_second();
+        let decode = |group: &Group| seconds(outside[*group].bytes, decode_rate);
+        let of_use = |(unit, measured): &(Unit, f64)| {
+            let groups = &self.units[*unit][..];
+            let sum = |stays: &[bool]| -> f64 {
+                groups.iter().filter(|group| !stays[**group]).map(decode).sum()
+            };
+            (groups, (measured - sum(stayed)).max(0.0) + sum(&is_kept))
+        };
+        let uses: Vec<(&[Group], f64)> = times.iter().map(of_use).collect();
         Some(predict(&PassInput {
             uses: &uses,
             bytes: &self.aligned,
