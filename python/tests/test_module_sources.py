@@ -308,6 +308,68 @@ def test_quantised_layers_of_diffusers_stay_quantised(device, kind):
         assert type(block[0].weight) is GGUFParameter and torch.equal(block[0].weight.as_tensor(), weight)
 
 
+def quantised_file(path, kind, module, plain=()):
+    """Write the weights of a module as a GGUF file, and return them as they are there."""
+    import gguf
+    import numpy
+
+    writer, state = gguf.GGUFWriter(path, "any"), {}
+    random = numpy.random.default_rng(4)
+    for name, weight in module.state_dict().items():
+        if weight.ndim < 2 or name in plain:
+            data, of = weight.float().numpy(), gguf.GGMLQuantizationType.F32
+        else:
+            of = gguf.GGMLQuantizationType[kind]
+            elements, nbytes = gguf.GGML_QUANT_SIZES[of]
+            # Small bytes are valid blocks, whose scales are finite.
+            data = random.integers(0, 32, (weight.shape[0], weight.shape[1] // elements * nbytes), dtype=numpy.uint8)
+        state[name] = torch.from_numpy(gguf.quants.dequantize(data, of).reshape(weight.shape).copy()).to(weight.dtype)
+        writer.add_tensor(name, data, raw_dtype=of)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return state
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", "Q6_K", "Q3_K", "IQ4_XS"])
+def test_weights_of_quantised_files_stay_quantised(tmp_path, device, kind, dtype):
+    pytest.importorskip("gguf")
+    torch.manual_seed(5)
+    dtype = getattr(torch, dtype)
+    module = Wide().to(dtype).eval()
+    state = quantised_file(tmp_path / "weights.gguf", kind, module, plain=("blocks.1.1.weight",))
+    module.load_state_dict(state)
+    given = torch.randint(1500, (2, 9), device=device)
+    expected = resident(module, device)(given)
+    for ram in (None, "14MiB"):
+        streamed = on_meta(dtype)
+        with forebay.torch.stream(streamed, device, "16MiB", ram=ram, source=tmp_path / "weights.gguf") as stream, torch.no_grad():
+            for _ in range(5):
+                assert torch.equal(streamed(given), expected)
+            counts = stream.statistics()
+            assert counts.file_bytes < counts.weight_bytes
+            assert counts.ram_bytes + counts.buffer_bytes <= (100 if ram is None else 14) * MIB
+            for name, tensor in streamed.state_dict().items():
+                assert torch.equal(tensor.cpu(), state[name]), name
+            streamed.blocks[2][1].weight.zero_()
+            changed = streamed(given)
+            assert not torch.equal(changed, expected)
+            assert torch.equal(streamed(given), changed)
+        assert torch.equal(resident(streamed, device)(given), changed)
+
+
+def test_types_that_cannot_become_others_are_refused(tmp_path):
+    pytest.importorskip("gguf")
+    module = Wide().eval()
+    quantised_file(tmp_path / "weights.gguf", "Q8_0", module)
+    with torch.device("meta"):
+        streamed = Wide().to(torch.float64).eval()
+    with pytest.raises(forebay.OptionError, match="float64"):
+        forebay.torch.stream(streamed, "cpu", "40MiB", source=tmp_path / "weights.gguf")
+
+
 def test_other_methods_are_passes(device):
     class Coder(nn.Module):
         def __init__(self):

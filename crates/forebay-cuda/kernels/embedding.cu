@@ -1,4 +1,6 @@
-// Decodes rows of the embedding table. The table may lie in device memory or in host memory that the GPU can read.
+// Decodes rows of the embedding table, and whole tensors. The table may lie in device memory or in host memory that the GPU can read.
+#include <cuda_fp16.h>
+
 #include "weight.cuh"
 
 // Decodes the 32 elements of group `group` of a row. Each step is rounded, as in the exact decoders.
@@ -31,5 +33,53 @@ extern "C" __global__ void __launch_bounds__(64)
         decode<WEIGHT>(table + token * row_bytes, group, hidden, factor, out);
     } else {
         for (int i = 0; i < 32 && 32 * group + i < hidden; i++) out[i] = __int_as_float(0x7fffffff);
+    }
+}
+
+// Rounds to nearest, ties to even. NaN stays NaN.
+__device__ inline u16 to_bf16(float x) {
+    const u32 bits = __float_as_uint(x);
+    if ((bits & 0x7fffffff) > 0x7f800000) return (u16)(bits >> 16 | 0x40);
+    return (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+__device__ inline u16 to_f16(float x) {
+    const __half half = __float2half_rn(x);
+    return *(const u16 *)&half;
+}
+
+__device__ inline u32 two(u16 low, u16 high) { return low | (u32)high << 16; }
+
+// Decodes `elements` weights to floats of a type: 0 F32, 1 F16, 2 BF16. `out` is aligned to 16 bytes. One thread for every 32 elements: grid
+// (groups / 64).
+extern "C" __global__ void __launch_bounds__(64) expand(const u8 *weights, u8 *out, int elements, int type) {
+    const int group = blockIdx.x * 64 + threadIdx.x, here = min(elements - 32 * group, 32);
+    if (here <= 0) return;
+    float values[32] = {};
+    decode<WEIGHT>(weights, group, elements, 1.0f, values);
+    out += (size_t)32 * group * (type == 0 ? 4 : 2);
+    u32 words[32];
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        if (type == 0) {
+            words[i] = __float_as_uint(values[i]);
+        } else if (i % 2 == 0) {
+            words[i / 2] = type == 1 ? two(to_f16(values[i]), to_f16(values[i + 1])) : two(to_bf16(values[i]), to_bf16(values[i + 1]));
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        if (type != 0 && i >= 4) break;
+        const int whole = type == 0 ? 4 * i + 4 : 8 * i + 8;
+        if (whole <= here) {
+            ((uint4 *)out)[i] = make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
+        } else {
+            for (int k = whole - (type == 0 ? 4 : 8); k < here; k++) {
+                if (type == 0)
+                    ((u32 *)out)[k] = words[k];
+                else
+                    ((u16 *)out)[k] = (u16)(words[k / 2] >> 16 * (k % 2));
+            }
+        }
     }
 }

@@ -16,7 +16,7 @@ use forebay_model::ModelError;
 use forebay_model::sampling::Sampling;
 
 /// Checks that take little time, at least one of each family.
-const KERNELS: [&str; 48] = [
+const KERNELS: [&str; 53] = [
     "buffers",
     "gdeflate",
     "modules from",
@@ -49,6 +49,11 @@ const KERNELS: [&str; 48] = [
     "attention prompts together q8_0 576/512",
     "attention after inputs f16",
     "embedding Q6_K",
+    "expand BF16",
+    "expand IQ3_XXS",
+    "expand Q3_K",
+    "expand Q4_K",
+    "expand Q8_0",
     "matvec Q4_K",
     "matvec TQ2_0",
     "matvec-experts MXFP4",

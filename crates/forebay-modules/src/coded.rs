@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
+use crate::device::DeviceError;
+use crate::expansion::Expansion;
+use crate::stored::damaged;
 use forebay_codec::{Codec, CodecError, Decoder, Encoder, Encoding, Weights};
 
 /// Coded chunks that are larger than this share of the plain ones stay plain.
@@ -53,6 +56,8 @@ pub struct CodedChunk {
     pub at: u64,
     /// Number of bytes when they are decoded.
     pub bytes: usize,
+    /// What the bytes become then, if they are weights of another type.
+    pub expansion: Option<Expansion>,
 }
 
 impl CodedChunk {
@@ -73,21 +78,44 @@ impl CodedChunk {
             Encoder::new(Encoding::Exponents(weights)).encode(plain, scratch)?;
             if (scratch.len() as f64) < WORTH * bytes as f64 {
                 let coded = scratch.as_slice().to_vec().into();
-                return Ok(CodedChunk { codec: Codec::Exponents, coded, at, bytes });
+                return Ok(CodedChunk {
+                    codec: Codec::Exponents,
+                    coded,
+                    at,
+                    bytes,
+                    expansion: None,
+                });
             }
         }
-        Ok(CodedChunk { codec: Codec::Raw, coded: plain.to_vec().into(), at, bytes })
+        Ok(CodedChunk {
+            codec: Codec::Raw,
+            coded: plain.to_vec().into(),
+            at,
+            bytes,
+            expansion: None,
+        })
     }
 
-    /// Decodes to the place of the chunk in its group.
+    /// Decodes the chunk.
+    ///
+    /// # Errors
+    /// Returns an error if the chunk is damaged.
+    pub fn decode(&self, decoder: &mut Decoder, out: &mut [u8]) -> Result<(), DeviceError> {
+        match self.expansion {
+            Some(of) => of.decode(&self.coded, out).map_err(|error| damaged(&error)),
+            None => decoder.decode(self.codec, &self.coded, out).map_err(|error| damaged(&error)),
+        }
+    }
+
+    /// Decodes the chunk to its place in its group.
     ///
     /// # Errors
     /// Returns an error if the chunk is damaged.
     ///
     /// # Panics
     /// Panics if `group` has fewer bytes than the group.
-    pub fn decode(&self, decoder: &mut Decoder, group: &mut [u8]) -> Result<(), CodecError> {
-        decoder.decode(self.codec, &self.coded, &mut group[self.at as usize..][..self.bytes])
+    pub fn decode_in(&self, decoder: &mut Decoder, group: &mut [u8]) -> Result<(), DeviceError> {
+        self.decode(decoder, &mut group[self.at as usize..][..self.bytes])
     }
 }
 
@@ -153,7 +181,7 @@ mod tests {
             assert!(coded < weights.len() * 3 / 4 + 10_000);
             let mut all = vec![7; weights.len() + 9001];
             let mut decoder = Decoder::default();
-            chunks.iter().for_each(|chunk| chunk.decode(&mut decoder, &mut all).unwrap());
+            chunks.iter().for_each(|chunk| chunk.decode_in(&mut decoder, &mut all).unwrap());
             assert_eq!(all, [&weights[..], &noise, &noise[..4000]].concat());
             // Noise is not worth coding.
             let last = chunks.last().unwrap();

@@ -18,6 +18,7 @@ use forebay_store::{SLOT_ALIGNMENT, copy_past_cache};
 
 use crate::coded::CodedChunk;
 use crate::device::{Device, DeviceError, Loaded};
+use crate::expansion::Expansion;
 use crate::rate::Rate;
 use crate::stored::damaged;
 use crate::weights::Arriving;
@@ -128,8 +129,8 @@ impl Keeping {
 struct NearChunks {
     /// What is decoded, by type, and where the descriptions of it are in the range.
     coded: Vec<(TensorType, Vec<ContainerInRange>, usize)>,
-    /// What is plain: parts of the range, and where they go in the group.
-    plain: Vec<(Range<usize>, u64)>,
+    /// What is plain, or becomes floats of another type: parts of the range, and where they go in the group.
+    plain: Vec<(Range<usize>, u64, Option<Expansion>)>,
     /// The end of the chunks, and of the descriptions behind them.
     end: usize,
     descriptions_end: usize,
@@ -212,18 +213,23 @@ impl Batch {
         Ok(by_type)
     }
 
-    /// Returns where plain chunks go. Those beside each other are one copy.
-    fn plain(&self) -> Vec<(Range<usize>, u64)> {
-        let mut plain: Vec<(Range<usize>, u64)> = Vec::new();
+    /// Returns where the other chunks go. Those beside each other are one piece of work.
+    fn plain(&self) -> Vec<(Range<usize>, u64, Option<Expansion>)> {
+        let mut plain: Vec<(Range<usize>, u64, Option<Expansion>)> = Vec::new();
+        // Where what is decoded ends in the group.
+        let mut end = 0;
         for (chunk, range) in self.coded(false) {
             match plain.last_mut() {
-                Some((last, at))
-                    if last.end == range.start && *at + last.len() as u64 == chunk.at =>
+                Some((last, _, expansion))
+                    if last.end == range.start
+                        && end == chunk.at
+                        && *expansion == chunk.expansion =>
                 {
                     last.end = range.end;
                 }
-                _ => plain.push((range.clone(), chunk.at)),
+                _ => plain.push((range.clone(), chunk.at, chunk.expansion)),
             }
+            end = chunk.at + chunk.bytes as u64;
         }
         plain
     }
@@ -385,9 +391,16 @@ impl CudaDevice {
             let (described, flag) = (from.offset(*at).cast(), self.damaged.ptr());
             self.decoder.decode_range(&self.decodes, *ty, containers, from, to, described, flag)?;
         }
-        for (range, at) in &chunks.plain {
-            let to = to.offset(*at as usize);
-            self.decodes.copy(from.offset(range.start), to, range.len())?;
+        for (range, at, expansion) in &chunks.plain {
+            let (from, to) = (from.offset(range.start), to.offset(*at as usize));
+            match expansion {
+                Some(of) => {
+                    let (ty, to_ty) = (of.from(), of.to());
+                    let elements = range.len() / ty.block_bytes() * ty.block_elements();
+                    self.gpu.expand(&self.decodes, ty, from, to_ty, to, elements)?;
+                }
+                None => self.decodes.copy(from, to, range.len())?,
+            }
         }
         Ok(())
     }

@@ -10,7 +10,6 @@ use forebay_codec::Decoder;
 
 use crate::device::{Device, DeviceError, Loaded};
 use crate::rate::Rate;
-use crate::stored::damaged;
 use crate::weights::Arriving;
 
 /// Weights begin at multiples of this, as those of PyTorch do: products round in another order elsewhere.
@@ -104,7 +103,7 @@ impl Device for HostDevice {
         for chunk in weights {
             let chunk = chunk?;
             let began = Instant::now();
-            chunk.decode(&mut decoder, bytes).map_err(|error| damaged(&error))?;
+            chunk.decode_in(&mut decoder, bytes)?;
             self.rate.add(chunk.coded.len() as u64, began.elapsed());
         }
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);

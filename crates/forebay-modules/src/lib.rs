@@ -19,6 +19,7 @@ mod coded;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;
+mod expansion;
 mod host;
 mod order;
 mod plan;
@@ -35,12 +36,13 @@ mod weights;
 #[cfg(feature = "cuda")]
 pub use cuda::{CodedInVram, CudaDevice, CudaOptions, CudaWeights};
 pub use device::{Device, DeviceError, Loaded};
+pub use expansion::Expansion;
 pub use host::{HostDevice, HostMemory};
 pub use order::{Root, Unit, UseOrder};
 pub use plan::{Kept, PlanInput};
 pub use prediction::PassPrediction;
 pub use room::{ALIGNMENT, Choice, Group, Room, aligned};
 pub use source::{Outside, WeightSource};
-pub use stored::{GroupTensor, TensorFile, TensorFrom, TensorPlace};
+pub use stored::{FileForm, GroupTensor, TensorFile, TensorFrom, TensorPlace};
 pub use streamer::{GroupOptions, StreamError, StreamStatistics, Streamer, StreamerOptions};
 pub use weights::{Arriving, ModuleWeights, WeightOptions, WeightStatistics, WeightsBuilder};

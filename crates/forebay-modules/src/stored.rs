@@ -9,6 +9,7 @@ use forebay_store::{BlockLayout, Extent, FileSet, Part};
 
 use crate::coded::{CodedChunk, SharedBytes, encode};
 use crate::device::DeviceError;
+use crate::expansion::Expansion;
 use crate::room::aligned;
 
 /// Tensors in files that are smaller than this are held in RAM: a disk reads few bytes as slowly as many.
@@ -37,17 +38,60 @@ pub struct TensorFile {
     pub source: usize,
     /// Its bytes. Packs count as if all their blocks were decoded.
     pub extent: Extent,
-    /// How BF16 weights are in a pack, if they are compact.
-    pub compact: Option<Compact>,
+    pub form: FileForm,
+}
+
+/// How the weights of a tensor are in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileForm {
+    /// As they are in a device.
+    Plain,
+    /// Compact BF16, which is BF16 once it is in RAM.
+    Compact(Compact),
+    /// Weights of another type, which they keep until they are in a device.
+    Other(Expansion),
+}
+
+impl FileForm {
+    /// Returns the bytes of a block in the file and in a device.
+    fn block(self) -> (u64, u64) {
+        match self {
+            FileForm::Plain => (1, 1),
+            FileForm::Compact(of) => (of.bytes() as u64, of.plain_bytes() as u64),
+            FileForm::Other(of) => of.block(),
+        }
+    }
+
+    fn expansion(self) -> Option<Expansion> {
+        match self {
+            FileForm::Other(of) => Some(of),
+            FileForm::Plain | FileForm::Compact(_) => None,
+        }
+    }
+
+    /// Returns weights as they are in a device.
+    fn expand(self, bytes: Vec<u8>) -> Result<Vec<u8>, DeviceError> {
+        let (block, plain) = self.block();
+        let mut out = match self {
+            FileForm::Plain => return Ok(bytes),
+            _ => vec![0; (bytes.len() as u64 / block * plain) as usize],
+        };
+        match self {
+            FileForm::Compact(of) => {
+                decode_compact(of, &bytes, &mut out).map_err(|error| damaged(&error))?;
+            }
+            FileForm::Other(of) => of.decode(&bytes, &mut out).map_err(|error| damaged(&error))?,
+            FileForm::Plain => {}
+        }
+        Ok(out)
+    }
 }
 
 impl TensorFile {
     /// Returns the bytes of the tensor in a device.
     fn bytes(&self) -> u64 {
-        match self.compact {
-            Some(of) => self.extent.length / of.bytes() as u64 * of.plain_bytes() as u64,
-            None => self.extent.length,
-        }
+        let (block, plain) = self.form.block();
+        self.extent.length / block * plain
     }
 }
 
@@ -112,8 +156,7 @@ pub struct FileChunk {
     pub bytes: usize,
     /// What its elements are, if they can be coded and are not yet.
     pub weights: Option<Weights>,
-    /// How its BF16 weights are in the file, if they are compact. They are no more once they are in RAM.
-    pub compact: Option<Compact>,
+    form: FileForm,
     is_stored: bool,
 }
 
@@ -205,8 +248,7 @@ pub fn decode_tensor(place: TensorPlace, chunks: &[CodedChunk]) -> Result<Vec<u8
     let mut decoder = Decoder::default();
     for chunk in chunks.iter().filter(|chunk| (at..at + bytes).contains(&chunk.at)) {
         let to = &mut out[(chunk.at - at) as usize..][..chunk.bytes];
-        let decoded = decoder.decode(chunk.codec, &chunk.coded, to);
-        decoded.map_err(|error| damaged(&error))?;
+        chunk.decode(&mut decoder, to)?;
     }
     Ok(out)
 }
@@ -221,17 +263,7 @@ fn read_all(files: &WeightFiles, file: &TensorFile) -> Result<Vec<u8>, DeviceErr
     let mut bytes = vec![0; file.extent.length as usize];
     let read = files.decoded.read_exact(file.extent, &mut bytes);
     read.map_err(|error| DeviceError::of_source(&error))?;
-    match file.compact {
-        Some(of) => expanded(of, &bytes),
-        None => Ok(bytes),
-    }
-}
-
-/// Returns compact weights as BF16.
-fn expanded(of: Compact, compact: &[u8]) -> Result<Vec<u8>, DeviceError> {
-    let mut plain = vec![0; compact.len() / of.bytes() * of.plain_bytes()];
-    let decoded = decode_compact(of, compact, &mut plain);
-    decoded.map(|()| plain).map_err(|error| damaged(&error))
+    file.form.expand(bytes)
 }
 
 impl WeightFiles {
@@ -261,7 +293,7 @@ impl WeightFiles {
             };
             is_inside && can_decode
         });
-        if is_coded && as_stored && file.compact.is_none() {
+        if is_coded && as_stored && file.form == FileForm::Plain {
             let chunk = |chunk: &Chunk| FileChunk {
                 codec: chunk.codec,
                 extent: Extent {
@@ -273,17 +305,13 @@ impl WeightFiles {
                 at: at + chunk.offset - extent.offset,
                 bytes: chunk.bytes as usize,
                 weights: None,
-                compact: None,
+                form: FileForm::Plain,
                 is_stored: true,
             };
             return Ok(coded.iter().map(chunk).collect());
         }
         let from = if is_coded { extent } else { self.decoded.stored(extent) };
-        // Bytes of a block in the file and in a device.
-        let (block, plain) = match file.compact {
-            Some(of) => (of.bytes() as u64, of.plain_bytes() as u64),
-            None => (1, 1),
-        };
+        let (block, plain) = file.form.block();
         let blocks = CHUNK_BYTES as u64 / plain;
         let pieces = (0..extent.length).step_by((blocks * block) as usize).map(|offset| {
             let length = (extent.length - offset).min(blocks * block);
@@ -293,8 +321,9 @@ impl WeightFiles {
                 padding: 0,
                 at: at + offset / block * plain,
                 bytes: (length / block * plain) as usize,
-                weights,
-                compact: file.compact,
+                // What keeps its type is not coded.
+                weights: weights.filter(|_| file.form.expansion().is_none()),
+                form: file.form,
                 is_stored: !is_coded,
             }
         });
@@ -331,6 +360,14 @@ impl FileChunk {
     pub fn bytes_read(&self) -> u64 {
         self.extent.length
     }
+
+    /// Returns the bytes of the chunk in RAM at most.
+    pub fn bytes_in_ram(&self) -> u64 {
+        match self.form {
+            FileForm::Compact(_) => self.bytes as u64,
+            FileForm::Plain | FileForm::Other(_) => self.extent.length,
+        }
+    }
 }
 
 impl FileRead {
@@ -340,7 +377,8 @@ impl FileRead {
         let chunk = |(chunk, part): (&FileChunk, &Part)| {
             let end = part.at + part.extent.length as usize - chunk.padding;
             let coded = SharedBytes::of(Arc::clone(&buffer), part.at..end);
-            CodedChunk { codec: chunk.codec, coded, at: chunk.at, bytes: chunk.bytes }
+            let (codec, expansion) = (chunk.codec, chunk.form.expansion());
+            CodedChunk { codec, coded, at: chunk.at, bytes: chunk.bytes, expansion }
         };
         chunks.map(chunk).collect()
     }
@@ -351,8 +389,8 @@ impl FileRead {
     /// Returns an error if one is damaged.
     pub fn expand(&self, chunks: &mut [CodedChunk]) -> Result<(), DeviceError> {
         for (chunk, of) in chunks.iter_mut().zip(&self.chunks) {
-            if let Some(of) = of.compact {
-                chunk.coded = expanded(of, &chunk.coded)?.into();
+            if let FileForm::Compact(_) = of.form {
+                chunk.coded = of.form.expand(chunk.coded.to_vec())?.into();
             }
         }
         Ok(())

@@ -432,13 +432,15 @@ impl WeightSource<Arriving> for ModuleWeights {
     fn coded_bytes(&self, group: Group) -> Option<u64> {
         let of = &self.shared.groups[group];
         let changed = self.shared.lock().groups[group].changed.clone();
-        let chunks = match &changed {
-            Some(changed) => &changed[..],
-            // What is read may come in several ways.
-            None if of.reads.is_empty() => &of.held[..],
-            None => return None,
+        let chunks: u64 = match &changed {
+            Some(changed) => coded_bytes(changed) + CHUNK_OVERHEAD * changed.len() as u64,
+            None => {
+                let reads = of.reads.iter().flat_map(|read| &read.chunks);
+                let read = reads.map(|chunk| chunk.bytes_in_ram() + CHUNK_OVERHEAD).sum::<u64>();
+                coded_bytes(&of.held) + CHUNK_OVERHEAD * of.held.len() as u64 + read
+            }
         };
-        Some(chunks.iter().map(|chunk| chunk.coded.len() as u64 + CHUNK_OVERHEAD).sum())
+        Some(chunks)
     }
 
     fn read_bytes_per_second(&self) -> Option<f64> {
@@ -546,7 +548,9 @@ impl Arriving {
     fn keep(&mut self, chunks: Vec<CodedChunk>) -> Result<Vec<CodedChunk>, DeviceError> {
         let read = &self.shared.groups[self.group].reads[self.next];
         let weights = |at: u64| read.chunks.iter().find(|of| of.at == at).and_then(|of| of.weights);
-        let is_plain = |chunk: &&CodedChunk| chunk.codec == forebay_codec::Codec::Raw;
+        let is_plain = |chunk: &&CodedChunk| {
+            chunk.codec == forebay_codec::Codec::Raw && chunk.expansion.is_none()
+        };
         let plain: Vec<_> = chunks.iter().filter(is_plain).collect();
         let to_code: Vec<_> =
             plain.iter().map(|chunk| (chunk.at, &chunk.coded[..], weights(chunk.at))).collect();

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use forebay_codec::{Float, Weights};
 use forebay_format::FileIndex;
 use forebay_modules::{
-    DeviceError, GroupOptions, GroupTensor, HostDevice, ModuleWeights, StreamError, Streamer,
-    StreamerOptions, TensorFile, TensorFrom, WeightOptions, WeightsBuilder,
+    DeviceError, FileForm, GroupOptions, GroupTensor, HostDevice, ModuleWeights, StreamError,
+    Streamer, StreamerOptions, TensorFile, TensorFrom, WeightOptions, WeightsBuilder,
 };
 use forebay_store::{Extent, FileSet};
 
@@ -73,7 +73,11 @@ impl Files {
         let source = builder.add_source(files);
         for group in &self.groups {
             let tensor = |extent: &Extent| GroupTensor {
-                from: TensorFrom::File(TensorFile { source, extent: *extent, compact: None }),
+                from: TensorFrom::File(TensorFile {
+                    source,
+                    extent: *extent,
+                    form: FileForm::Plain,
+                }),
                 weights: Some(Weights::Plain(Float::Bf16)),
             };
             builder.add(&group.iter().map(tensor).collect::<Vec<_>>())?;

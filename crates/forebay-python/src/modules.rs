@@ -9,8 +9,8 @@ use forebay_format::{FileIndex, StoredType, TensorType};
 #[cfg(feature = "cuda")]
 use forebay_modules::{CudaDevice, CudaOptions};
 use forebay_modules::{
-    DeviceError, GroupOptions, GroupTensor, HostDevice, ModuleWeights, StreamError, Streamer,
-    StreamerOptions, TensorFile, TensorFrom, WeightOptions, WeightsBuilder,
+    DeviceError, Expansion, FileForm, GroupOptions, GroupTensor, HostDevice, ModuleWeights,
+    StreamError, Streamer, StreamerOptions, TensorFile, TensorFrom, WeightOptions, WeightsBuilder,
 };
 use forebay_store::{Extent, FileSet};
 use pyo3::buffer::PyBuffer;
@@ -96,22 +96,32 @@ impl CodedModules {
         Ok(builder.add_source(files))
     }
 
-    /// Adds tensors that are used together: where they come from, and the names of their types, which may be ones that forebay does not know.
-    /// Returns the number of the group and where each tensor begins in it, in bytes.
-    fn add(&self, py: Python<'_>, tensors: Vec<(Origin, String)>) -> PyResult<(usize, Vec<u64>)> {
-        let copies = tensors.iter().map(|(origin, ty)| {
+    /// Adds tensors that are used together: where they come from, the names of their types, which may be ones that forebay does not know, and
+    /// of the types that they become. Returns the number of the group and where each tensor begins in it, in bytes.
+    fn add(
+        &self,
+        py: Python<'_>,
+        tensors: Vec<(Origin, String, Option<String>)>,
+    ) -> PyResult<(usize, Vec<u64>)> {
+        let copies = tensors.iter().map(|(origin, ty, becomes)| {
             let ty = TensorType::from_name(ty);
+            let becomes = becomes.as_ref().and_then(|becomes| TensorType::from_name(becomes));
             let from = match origin {
                 Origin::File((source, file, offset, length)) => {
                     let file = FileIndex(*file);
                     let extent = Extent { file, offset: *offset, length: *length };
-                    let compact = ty.and_then(TensorType::compact);
-                    Copied::File(TensorFile { source: *source, extent, compact })
+                    let expansion = ty.zip(becomes).and_then(|(ty, to)| Expansion::new(ty, to));
+                    let form = match (ty.and_then(TensorType::compact), expansion) {
+                        (Some(compact), _) => FileForm::Compact(compact),
+                        (None, Some(expansion)) => FileForm::Other(expansion),
+                        (None, None) => FileForm::Plain,
+                    };
+                    Copied::File(TensorFile { source: *source, extent, form })
                 }
                 Origin::Memory(buffer) => Copied::Memory(buffer.to_vec(py)?),
             };
-            // Compact weights are coded as those that they become.
-            Ok((from, ty.and_then(|ty| ty.plain().weights())))
+            // Weights are coded as those that they become.
+            Ok((from, becomes.or(ty).and_then(|ty| ty.plain().weights())))
         });
         let copies = copies.collect::<PyResult<Vec<_>>>()?;
         drop(tensors);
@@ -134,6 +144,13 @@ impl CodedModules {
             Ok((group, builder.tensors(group).iter().map(|of| of.at).collect()))
         });
         added.map_err(|error| of_device(py, &error))
+    }
+
+    /// Returns true if weights of one type can become those of the other one where they are used.
+    #[staticmethod]
+    fn can_become(from_: &str, to: &str) -> bool {
+        let types = TensorType::from_name(from_).zip(TensorType::from_name(to));
+        types.is_some_and(|(from, to)| Expansion::new(from, to).is_some())
     }
 
     /// Notes that all groups are known.

@@ -25,6 +25,10 @@ _COMPACT = ("BF16_C256", "BF16_C2048")
 _PINNED_MAX, _PINNED_SHARE = _GIB, 0.1
 
 
+def _is_quantised(kind: str) -> bool:
+    return kind not in _NAMES.values() and kind not in _COMPACT and _native.CodedModules.can_become(kind, "F32")
+
+
 class ModuleStatistics(NamedTuple):
     """What a stream has done since it began."""
 
@@ -120,7 +124,7 @@ class ModuleStream:
         # Maps of these files, where the weights go at the end.
         self._maps: dict[int, MappedTensors | None] = {}
         # The types of those whose elements the file has in another form.
-        self._kinds: dict[int, str] = {}
+        self._kinds: dict[int, tuple[str, str | None]] = {}
 
     def _begin(self, sources: list[Any], vram: int, ram: int | None, pinned: int | None) -> None:
         for module, source in zip(self._modules, sources, strict=True):
@@ -145,6 +149,8 @@ class ModuleStream:
         """Find the weights of a module that has none, and its buffers, by their names."""
         source, names = len(self._tables), set(table.names())
         self._tables.append(table)
+        # Those of quantised files may all become other types.
+        is_quantised = any(_is_quantised(table.facts(name)[0]) for name in names)
         missing: dict[int, str] = {}
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if parameter.device.type != "meta" or id(parameter) in self._places:
@@ -155,7 +161,12 @@ class ModuleStream:
             missing.pop(id(parameter), None)
             kind, elements, stored, nbytes = table.facts(name)
             is_compact = kind in _COMPACT
-            dtype, shape = (torch.bfloat16, elements) if is_compact else (torch_dtype(name, kind), stored)
+            becomes = _NAMES.get(parameter.dtype, "")
+            if is_quantised and kind != becomes and _native.CodedModules.can_become(kind, becomes):
+                dtype, shape = parameter.dtype, elements
+                self._kinds[id(parameter)] = (kind, becomes)
+            else:
+                dtype, shape = (torch.bfloat16, elements) if is_compact else (torch_dtype(name, kind), stored)
             if (dtype, tuple(shape)) != (parameter.dtype, tuple(parameter.shape)):
                 raise OptionError(
                     f"weight {name} is {parameter.dtype} of shape {tuple(parameter.shape)}, but {dtype} of shape {tuple(shape)} in "
@@ -166,7 +177,7 @@ class ModuleStream:
             file, offset, _ = table.place(name)
             self._places[id(parameter)] = (source, file, offset, nbytes)
             if is_compact:
-                self._kinds[id(parameter)] = kind
+                self._kinds[id(parameter)] = (kind, None)
         missing = {key: name for key, name in missing.items() if key not in self._places}
         if missing:
             first = sorted(missing.values())[:3]
@@ -242,7 +253,7 @@ class ModuleStream:
             raise OptionError("the module has no weights")
 
     def _code(self, together: list[tuple[Weight, Any]], stays: bool) -> None:
-        origins: list[tuple[Any, str]] = []
+        origins: list[tuple[Any, str, str | None]] = []
         kept = []
         for weight, parameter in together:
             origin: Any = self._places.get(id(parameter))
@@ -253,8 +264,8 @@ class ModuleStream:
             else:
                 # It takes no RAM.
                 weight.original = parameter
-            kind = self._kinds.get(id(parameter)) or _NAMES.get(weight.dtype)
-            origins.append((origin, kind or str(weight.dtype)))
+            kind = _NAMES.get(weight.dtype) or str(weight.dtype)
+            origins.append((origin, *self._kinds.get(id(parameter), (kind, None))))
         group, places = self._coded.add(origins)
         for index, ((weight, _), at) in enumerate(zip(together, places, strict=True)):
             weight.group, weight.index, weight.at = group, index, at

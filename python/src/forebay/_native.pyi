@@ -189,9 +189,12 @@ class CodedModules:
     def __new__(cls, threads: int, codes: bool, ram: int | None) -> CodedModules: ...
     def add_source(self, table: Table) -> int:
         """Add files that weights come from, and return the number of the source."""
-    def add(self, tensors: Sequence[tuple[memoryview | tuple[int, int, int, int], str]]) -> tuple[int, list[int]]:
-        """Add tensors that are used together, given by their bytes, or by source, file, offset and number of bytes, and by the names of their
-        types. Return the number of the group, and where each tensor begins in it, in bytes."""
+    def add(self, tensors: Sequence[tuple[memoryview | tuple[int, int, int, int], str, str | None]]) -> tuple[int, list[int]]:
+        """Add tensors that are used together, given by their bytes, or by source, file, offset and number of bytes, by the names of their
+        types, and of those that they become where they are used. Return the number of the group, and where each tensor begins in it, in bytes."""
+    @staticmethod
+    def can_become(from_: str, to: str) -> bool:
+        """Return true if weights of one type can become those of the other one where they are used."""
     def finish(self) -> None:
         """Note that all groups are known."""
     def read(self, group: int, tensor: int) -> bytes: ...

@@ -1,10 +1,10 @@
-//! Look-up of rows of the embedding table.
+//! Look-up of rows of the embedding table, and decoding of whole tensors.
 
 use forebay_format::TensorType;
 
 use super::weights::{modules_of, weight_alignment};
 use crate::launch::Launch;
-use crate::{CudaError, DevicePtr, Gpu};
+use crate::{CopyStream, CudaError, DevicePtr, Gpu};
 
 const THREADS: usize = 64;
 /// Number of elements that one thread decodes.
@@ -57,5 +57,47 @@ impl Gpu {
             .u64(row_bytes as u64)
             .float(factor)
             .run(self)
+    }
+}
+
+impl Gpu {
+    /// Decodes `elements` weights, whole blocks of type `ty`, to floats of type `to` at `out`, when the work that `copies` has queued is done. `out` is aligned to
+    /// 16 bytes.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics if a buffer is too small or not aligned, if the type has no kernels, or if `to` is not F32, F16 or BF16.
+    pub fn expand(
+        &self,
+        copies: &CopyStream,
+        ty: TensorType,
+        weights: DevicePtr<u8>,
+        to: TensorType,
+        out: DevicePtr<u8>,
+        elements: usize,
+    ) -> Result<(), CudaError> {
+        let number = match to {
+            TensorType::F32 => 0,
+            TensorType::F16 => 1,
+            TensorType::BF16 => 2,
+            to => panic!("weights do not become {to}"),
+        };
+        assert!(elements.is_multiple_of(ty.block_elements()), "weights are whole blocks");
+        assert!(
+            weights.address().is_multiple_of(weight_alignment(ty) as u64),
+            "{ty} is not aligned"
+        );
+        assert!(out.address().is_multiple_of(16), "floats are aligned to 16 bytes");
+        out.check(elements * to.block_bytes());
+        let blocks = elements.div_ceil(GROUP * THREADS) as u32;
+        let kernel = self.kernel(modules_of(ty).embedding, "expand")?;
+        Launch::new(kernel, (blocks, 1, 1), (THREADS as u32, 1, 1))
+            .ptr(weights, elements / ty.block_elements() * ty.block_bytes())
+            .ptr(out, elements * to.block_bytes())
+            .int(elements)
+            .int(number)
+            .run_behind(copies)
     }
 }

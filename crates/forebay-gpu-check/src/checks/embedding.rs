@@ -1,4 +1,4 @@
-//! Compares rows of the embedding table with the exact decoders.
+//! Compares rows of the embedding table, and whole tensors, with the exact decoders.
 
 use anyhow::Result;
 use forebay_cuda::EmbeddingTable;
@@ -11,7 +11,46 @@ pub fn checks() -> Vec<Check> {
     let check = |ty: TensorType| {
         Check::new(format!("embedding {ty}"), move |context: &Context| rows(context, ty))
     };
-    TensorType::all().iter().copied().filter(|&ty| can_dequantize(ty)).map(check).collect()
+    let expand = |ty: TensorType| {
+        Check::new(format!("expand {ty}"), move |context: &Context| expanded(context, ty))
+    };
+    let types: Vec<TensorType> =
+        TensorType::all().iter().copied().filter(|&ty| can_dequantize(ty)).collect();
+    let plain = types.iter().copied().filter(|ty| ty.compact().is_none());
+    types.iter().copied().map(check).chain(plain.map(expand)).collect()
+}
+
+/// Checks whole tensors of random bytes as [`rows`] does, in each type that they may become.
+fn expanded(context: &Context, ty: TensorType) -> Result<Outcome> {
+    // Of types without blocks, not only whole groups of 32.
+    let elements = (9 * 1024_usize + 5).next_multiple_of(ty.block_elements());
+    let bytes = elements / ty.block_elements() * ty.block_bytes();
+    let mut random = Random::new(11);
+    let data: Vec<u8> = match ty {
+        TensorType::NVFP4_F32 => random_weights(ty, elements, &mut random),
+        _ => (0..bytes).map(|_| random.next() as u8).collect(),
+    };
+    let mut exact = vec![0.0; elements];
+    dequantize(ty, &data, &mut exact)?;
+    let copies = context.gpu.copy_stream()?;
+    let weights = context.upload(&data)?;
+    let out = context.gpu.allocate(4 * elements)?;
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    for to in [TensorType::F32, TensorType::F16, TensorType::BF16] {
+        context.gpu.synchronize()?;
+        context.gpu.expand(&copies, ty, weights.ptr(), to, out.ptr(), elements)?;
+        copies.point()?.reach()?;
+        let found: Vec<u8> = context.gpu.download(out.ptr(), elements * to.block_bytes())?;
+        let mut floats = vec![0.0; elements];
+        dequantize(to, &found, &mut floats)?;
+        let round = |x: &f32| match to {
+            TensorType::F16 => half::f16::from_f32(*x).to_f32(),
+            TensorType::BF16 => half::bf16::from_f32(*x).to_f32(),
+            _ => *x,
+        };
+        outcome = outcome.worse(compare(&floats, &exact.iter().map(round).collect::<Vec<_>>()));
+    }
+    Ok(outcome)
 }
 
 /// Checks rows of random bytes, which are valid blocks; some scales are not finite. All bits must agree, except those

@@ -5,15 +5,16 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use forebay_codec::{Float, Weights};
-use forebay_format::FileIndex;
+use forebay_format::{FileIndex, TensorType};
 use forebay_modules::{
-    CudaDevice, CudaOptions, CudaWeights, Device as _, GroupOptions, GroupTensor, Streamer,
-    StreamerOptions, TensorFile, TensorFrom, WeightOptions, WeightSource as _, WeightsBuilder,
+    CudaDevice, CudaOptions, CudaWeights, Device as _, Expansion, FileForm, GroupOptions,
+    GroupTensor, Streamer, StreamerOptions, TensorFile, TensorFrom, WeightOptions,
+    WeightSource as _, WeightsBuilder,
 };
 use forebay_store::{Extent, FileSet};
 
 use crate::harness::{Check, Context, Outcome};
-use crate::random::Random;
+use crate::random::{Random, random_weights};
 
 pub fn checks() -> Vec<Check> {
     let check = |name: &str, from_file, codes| {
@@ -24,7 +25,8 @@ pub fn checks() -> Vec<Check> {
         check("modules from RAM, plain", false, false),
         check("modules from a file, coded in RAM", true, true),
         check("modules from a file, plain", true, false),
-        Check::new("modules from VRAM, coded", coded),
+        Check::new("modules from VRAM, coded", |context| kept(context, false)),
+        Check::new("modules from VRAM, quantised", |context| kept(context, true)),
     ]
 }
 
@@ -62,27 +64,66 @@ fn device(bytes: u64) -> Result<Arc<CudaDevice>> {
     Ok(Arc::new(CudaDevice::open(&options)?))
 }
 
-/// Weights that stay coded in VRAM, and are decoded from there.
-fn coded(context: &Context) -> Result<Outcome> {
+/// Weights of a file that become floats.
+struct Quantised {
+    expansion: Expansion,
+    blocks: Vec<u8>,
+    floats: Vec<u8>,
+}
+
+/// Returns weights of some types. Chunks of some are no multiples of 16 bytes.
+fn quantised(random: &mut Random) -> Result<Vec<Quantised>> {
+    use TensorType as T;
+    let types = [T::Q4_K, T::Q3_K, T::Q8_0, T::IQ4_XS, T::F32];
+    let types = types.iter().zip([T::BF16, T::F16, T::F32].iter().cycle());
+    let tensor = |(from, to): (&TensorType, &TensorType)| {
+        let blocks = random_weights(*from, 3 * MIB + 512, random);
+        let expansion = Expansion::new(*from, *to).context("floats")?;
+        let mut floats = vec![0; (3 * MIB + 512) * to.block_bytes()];
+        expansion.decode(&blocks, &mut floats)?;
+        Ok(Quantised { expansion, blocks, floats })
+    };
+    types.map(tensor).collect()
+}
+
+/// Weights that stay coded, or quantised, in VRAM, and are decoded from there.
+fn kept(context: &Context, is_quantised: bool) -> Result<Outcome> {
     let mut random = Random::new(6);
     let mut worst = Outcome::same::<u8>(&[], &[]);
-    let groups = groups(&mut random);
-    let options = WeightOptions { ram: u64::MAX, threads: 2, codes: true };
+    let options = WeightOptions { ram: 60 * MIB as u64, threads: 2, codes: true };
     let mut builder = WeightsBuilder::new(options);
-    for group in &groups {
-        let tensors = group.iter().map(|(kind, bytes)| GroupTensor {
-            from: TensorFrom::Ram(bytes),
-            weights: kind.map(Weights::Plain),
-        });
-        builder.add(&tensors.collect::<Vec<_>>())?;
+    let mut all: Vec<Vec<Vec<u8>>> = Vec::new();
+    let mut file = tempfile::NamedTempFile::new()?;
+    if is_quantised {
+        let tensors = quantised(&mut random)?;
+        tensors.iter().try_for_each(|of| file.write_all(&of.blocks))?;
+        file.flush()?;
+        let source = builder.add_source(FileSet::open(&[file.path()])?);
+        let mut offset = 0;
+        for Quantised { expansion, blocks, floats } in tensors {
+            let extent = Extent { file: FileIndex(0), offset, length: blocks.len() as u64 };
+            let from = TensorFile { source, extent, form: FileForm::Other(expansion) };
+            builder.add(&[GroupTensor { from: TensorFrom::File(from), weights: None }])?;
+            offset += blocks.len() as u64;
+            all.push(vec![floats]);
+        }
+    } else {
+        for group in groups(&mut random) {
+            let tensors = group.iter().map(|(kind, bytes)| GroupTensor {
+                from: TensorFrom::Ram(bytes),
+                weights: kind.map(Weights::Plain),
+            });
+            builder.add(&tensors.collect::<Vec<_>>())?;
+            all.push(group.into_iter().map(|(_, bytes)| bytes).collect());
+        }
     }
-    let places: Vec<Vec<u64>> = (0..groups.len())
+    let places: Vec<Vec<u64>> = (0..all.len())
         .map(|group| builder.tensors(group).iter().map(|tensor| tensor.at).collect())
         .collect();
     let weights = builder.finish()?;
     let device = device(60 * MIB as u64)?;
     let memory = device.memory().ptr::<u8>();
-    for (group, tensors) in groups.iter().enumerate() {
+    for (group, tensors) in all.iter().enumerate() {
         let bytes = weights.group_bytes(group);
         let room = weights.coded_bytes(group).context("the chunks are known")?;
         let (first, second) = (0..bytes, 20 * MIB as u64..20 * MIB as u64 + bytes);
@@ -93,7 +134,7 @@ fn coded(context: &Context) -> Result<Outcome> {
         let coded = loaded.coded.context("there is room")?;
         let ready = device.decode(&coded, second.clone(), &[loaded.ready])?;
         device.reach(&ready)?;
-        for (place, (_, expected)) in places[group].iter().zip(tensors) {
+        for (place, expected) in places[group].iter().zip(tensors) {
             for from in [0, second.start] {
                 let from = memory.offset((from + place) as usize);
                 let found = context.gpu.download::<u8>(from, expected.len())?;
@@ -129,7 +170,7 @@ fn streamed(context: &Context, from_file: bool, codes: bool) -> Result<Outcome> 
             let length = bytes.len() as u64;
             let extent = Extent { file: FileIndex(0), offset, length };
             offset += length;
-            (source.map(|source| TensorFile { source, extent, compact: None }), *kind)
+            (source.map(|source| TensorFile { source, extent, form: FileForm::Plain }), *kind)
         };
         let places: Vec<_> = group.iter().map(tensor).collect();
         let tensors = places.iter().zip(group).map(|((place, kind), (_, bytes))| GroupTensor {
