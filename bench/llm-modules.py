@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Times language models of transformers whose weights are larger than the memory that they may take: forebay and others.
 
-    bench/llm-modules.py [--model llama-8b|llama-1b|qwen3-moe] [--vram SIZE] [--prompt N] [--tokens N] [--peers NAMES]
+    bench/llm-modules.py [--model llama-8b|llama-1b|qwen3-moe] [--vram SIZE] [--prompt N] [--tokens N] [--peers NAMES] [--peer-tokens N]
 
 The model has the published shape (qwen3-moe: that of Qwen3-30B-A3B with 12 of its 48 layers) and random weights in BF16. Columns: seconds of
-`generate` for the prompt and the tokens, of a pass over 2,048 tokens, both also in multiples of the resident model, and most VRAM. Tokens must equal
-those of the resident model. Needs PyTorch with CUDA, transformers, VRAM for all weights, and twice their RAM. Peers: offload of accelerate
+`generate` by token (the first one is that of the prompt), of a pass over 2,048 tokens, both also in multiples of the resident model, and most VRAM.
+Tokens must equal those of the resident model. Peers generate few tokens, once, because some take seconds for each. Needs PyTorch with CUDA, transformers, VRAM for all weights, and twice their RAM. Peers: offload of accelerate
 (`accelerate`) and group offloading of diffusers with streams (`group-leaf`).
 """
 
@@ -26,6 +26,7 @@ parser.add_argument("--vram", default="4GiB")
 parser.add_argument("--prompt", type=int, default=128)
 parser.add_argument("--tokens", type=int, default=16)
 parser.add_argument("--peers", default="accelerate,group-leaf")
+parser.add_argument("--peer-tokens", type=int, default=3)
 arguments = parser.parse_args()
 GIB = 1 << 30
 
@@ -44,9 +45,9 @@ shapes = {
 }  # fmt: skip
 
 
-def timed(call):
-    """Return the seconds of the second call, and its result."""
-    for _ in range(2):
+def timed(call, calls):
+    """Return the seconds of the last call, and its result."""
+    for _ in range(calls):
         torch.cuda.synchronize()
         began = time.perf_counter()
         result = call()
@@ -55,14 +56,16 @@ def timed(call):
     return seconds, result
 
 
-def measure(name, more_vram=0):
+def measure(name, more_vram=0, count=arguments.tokens, calls=4):
     torch.cuda.reset_peak_memory_stats()
-    generated, tokens = timed(lambda: model.generate(ids, max_new_tokens=arguments.tokens, do_sample=False, eos_token_id=None, pad_token_id=0))
-    passed, _ = timed(lambda: model(long, logits_to_keep=1))
+    generate = lambda: model.generate(ids, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0)  # noqa: E731
+    generated, tokens = timed(generate, min(calls, 2))
+    generated /= count
+    passed, _ = timed(lambda: model(long, logits_to_keep=1), calls)
     first = reference or (tokens, generated, passed)
-    same = torch.equal(tokens, first[0])
+    same = torch.equal(tokens, first[0][:, : tokens.shape[1]])
     vram = (torch.cuda.max_memory_allocated() + more_vram) / GIB
-    cells = [name, f"{generated:.3f}", f"{generated / first[1]:.2f}", f"{passed:.3f}", f"{passed / first[2]:.2f}", f"{vram:.1f}"]
+    cells = [name, f"{generated:.4f}", f"{generated / first[1]:.2f}", f"{passed:.3f}", f"{passed / first[2]:.2f}", f"{vram:.1f}"]
     print("| " + " | ".join([*cells, "" if same else "TOKENS DIFFER"]) + " |", flush=True)
     return first, same
 
@@ -79,7 +82,7 @@ with torch.inference_mode():
     weights = sum(it.numel() * it.element_size() for it in model.parameters())
     print(f"{torch.cuda.get_device_name()}, {arguments.model}, {weights / GIB:.1f} GiB of weights, {arguments.prompt} + {arguments.tokens} tokens; ", end="")
     print(f"PyTorch {torch.__version__}, transformers {transformers.__version__}")
-    print("| | generate, s | of resident | pass, s | of resident | VRAM, GiB | |\n| --- | --- | --- | --- | --- | --- | --- |")
+    print("| | a token, s | of resident | pass, s | of resident | VRAM, GiB | |\n| --- | --- | --- | --- | --- | --- | --- |")
     reference, _ = measure("resident")
     model.to("cpu")
     torch.cuda.empty_cache()
@@ -98,14 +101,14 @@ with torch.inference_mode():
                 import accelerate
 
                 accelerate.cpu_offload(model, execution_device="cuda:0")
-                measure(peer)
+                measure(peer, count=arguments.peer_tokens, calls=1)
                 accelerate.hooks.remove_hook_from_module(model, recurse=True)
             else:
                 from diffusers.hooks import apply_group_offloading
 
                 options = {"onload_device": torch.device("cuda"), "offload_device": torch.device("cpu"), "use_stream": True}
                 apply_group_offloading(model, offload_type="leaf_level", **options)
-                measure(peer)
+                measure(peer, count=arguments.peer_tokens, calls=1)
         except Exception as error:  # noqa: BLE001
             print(f"| {peer} | {type(error).__name__}: {str(error)[:200]} |", flush=True)
         gc.collect()
