@@ -599,6 +599,14 @@ impl<D: Device> Shared<D> {
             if let Some(error) = groups.iter().find_map(|group| state.failed.remove(group)) {
                 break Err(error);
             }
+            // What is near is queued at once, so no loader need wake up for it.
+            if let Some((group, choice)) = self.next(&state)
+                && groups.contains(&group)
+                && self.is_near(&state, group)
+            {
+                state = self.load(state, group, choice);
+                continue;
+            }
             let (now, goes_on) = self.wait(state, waits);
             state = now;
             if !goes_on {

@@ -315,6 +315,30 @@ fn weights_stay_coded_where_loads_take_longest() {
 }
 
 #[test]
+fn what_stays_coded_is_not_expected_of_the_source() {
+    let modules = Modules::equal(40, 30 * ALIGNMENT);
+    let device = Simulated::new(2, 600 * ALIGNMENT, 2, None);
+    let mut sizes = Sizes::new(&modules.sizes);
+    Arc::get_mut(&mut sizes).unwrap().expects = true;
+    let stream = modules.stream_of(sizes.clone(), &device, 600 * ALIGNMENT, 1).unwrap();
+    for pass in 0..12 {
+        if pass == 9 {
+            sizes.expected.lock().unwrap().clear();
+            sizes.taken.lock().unwrap().clear();
+        }
+        stream.begin(0);
+        (0..40).for_each(|unit| modules.use_unit(&stream, &device, unit, 1).unwrap());
+        stream.end();
+    }
+    assert!(stream.statistics().decoded > 100, "{:?}", stream.statistics());
+    drop(stream);
+    device.finish();
+    let (expected, taken) = (sizes.expected.lock().unwrap(), sizes.taken.lock().unwrap());
+    assert!(!taken.is_empty() && taken.len() < 30, "{taken:?}");
+    assert!(expected.is_subset(&taken), "{expected:?} {taken:?}");
+}
+
+#[test]
 fn what_fits_is_loaded_once() {
     let modules = Modules::equal(40, 3 * ALIGNMENT - 5);
     let each = passes(&modules, 120 * ALIGNMENT, 5);

@@ -401,8 +401,8 @@ fn on_gpu(
 ) -> Result<Stream, StreamError> {
     let _context = CallersContext::remember();
     let bytes = options.bytes;
-    // One core is for Python, which queues the work.
-    let threads = threads.saturating_sub(1).max(1);
+    // The others are for Python, which queues the work, and for threads that queue loads.
+    let threads = (3 * threads / 4).max(1);
     let device = CudaDevice::open(&CudaOptions { ordinal, bytes, pinned_bytes, threads })?;
     Ok(Stream::Cuda(Streamer::new(Arc::new(device), weights, options)?, ordinal))
 }

@@ -49,7 +49,8 @@ impl<D: Device> Shared<D> {
         let upcoming = units.flat_map(|unit| self.units[unit].iter().copied());
         let mut expected: Vec<Group> = Vec::new();
         for group in demanded.chain(upcoming) {
-            if state.groups[group].is_absent() && !expected.contains(&group) {
+            let comes = state.groups[group].is_absent() && !self.is_near(state, group);
+            if comes && !expected.contains(&group) {
                 expected.push(group);
                 if expected.len() == most {
                     break;
@@ -66,7 +67,7 @@ impl<D: Device> Shared<D> {
     }
 
     /// Returns the group that gets a place next, and the ranges in whose place. Groups that stay have their own.
-    fn next(&self, state: &State<D>) -> Option<(Group, Option<Choice>)> {
+    pub(super) fn next(&self, state: &State<D>) -> Option<(Group, Option<Choice>)> {
         let is_wanted =
             |group: &Group| state.groups[*group].is_absent() && !state.failed.contains_key(group);
         let next_use = |group: Group| {
@@ -112,9 +113,8 @@ impl<D: Device> Shared<D> {
         }
         let is_wanted = |group: &Group| {
             let of = &state.groups[*group];
-            let is_whole = matches!(of.near, Near::Coming | Near::Staged { is_whole: true, .. });
-            let is_coded = state.coded.get(group).is_some_and(|of| of.weights.is_some());
-            of.is_absent() && !is_whole && !is_coded && !state.failed.contains_key(group)
+            let is_here = of.is_coming_near() || self.is_near(state, *group);
+            of.is_absent() && !is_here && !state.failed.contains_key(group)
         };
         let (distance, group) =
             state.order.upcoming().enumerate().find_map(|(distance, unit)| {
@@ -187,8 +187,14 @@ impl<D: Device> Shared<D> {
         }
     }
 
+    /// Returns true if the load of a group is only work of the device.
+    pub(super) fn is_near(&self, state: &State<D>, group: Group) -> bool {
+        let is_whole = matches!(state.groups[group].near, Near::Staged { is_whole: true, .. });
+        is_whole || state.coded.get(&group).is_some_and(|of| of.weights.is_some())
+    }
+
     /// Queues a load, without the lock.
-    fn load<'a>(
+    pub(super) fn load<'a>(
         &'a self,
         mut guard: MutexGuard<'a, State<D>>,
         group: Group,

@@ -30,14 +30,14 @@ impl<D: Device> Shared<D> {
         let mut saves = value(&kept) > BETTER * value(&state.kept);
         if saves || state.has_new_times {
             let none = More { bytes: 0, ram_bytes: 0 };
-            kept = self.fastest(state, kept, &none);
+            kept = self.fastest(state, vec![kept], &none);
             let now = self.predict_all(state, &state.kept, &none);
             let then = self.predict_all(state, &kept, &none);
             saves |= now.zip(then).is_some_and(|(now, then)| now > FASTER * then);
         }
         let in_use = state.groups.iter().any(|of| of.in_use > 0);
         if !is_first && (!saves || in_use) {
-            state.has_new_times = false;
+            state.has_new_times &= saves;
             tell(&state.kept);
             return true;
         }
@@ -106,9 +106,10 @@ impl<D: Device> Shared<D> {
         PlanInput { bytes, coded: None, uses, order, units, room, work: None, ahead }
     }
 
-    /// Returns the choice with the fastest passes: this one, or one that is made from the times of passes, if they are known.
-    fn fastest(&self, state: &State<D>, chosen: Kept, more: &More) -> Kept {
-        let Some(work) = self.work(state) else { return chosen };
+    /// Returns the choice with the fastest passes: the first one of these, another one, or one that is made from the times of passes, if they are
+    /// known.
+    fn fastest(&self, state: &State<D>, mut choices: Vec<Kept>, more: &More) -> Kept {
+        let Some(work) = self.work(state) else { return choices.swap_remove(0) };
         let (uses, order) = self.used(state);
         let input = PlanInput { work: Some(&work), ..self.plan_input(&uses, &order, more.bytes) };
         let groups = 0..self.groups.len();
@@ -117,11 +118,10 @@ impl<D: Device> Shared<D> {
             .can_keep_coded()
             .then(|| groups.map(|group| self.source.coded_bytes(group)).collect());
         let coded = coded.as_ref().map(|coded| PlanInput { coded: Some(coded), ..input });
-        let choices = [Some(input), coded].into_iter().flatten();
-        let choices = choices.flat_map(|input| Kept::over_work(&input));
-        let choices = std::iter::once(chosen).chain(choices);
+        let inputs = [Some(input), coded].into_iter().flatten();
+        choices.extend(inputs.flat_map(|input| Kept::over_work(&input)));
         let seconds = |kept: &Kept| self.predict_all(state, kept, more).unwrap_or(f64::INFINITY);
-        let predicted = choices.map(|kept| (seconds(&kept), kept));
+        let predicted = choices.into_iter().map(|kept| (seconds(&kept), kept));
         let (_, kept) =
             predicted.min_by(|(one, _), (other, _)| one.total_cmp(other)).expect("one is chosen");
         kept
@@ -138,7 +138,10 @@ impl<D: Device> Shared<D> {
         let room = More { bytes: more, ram_bytes: more_ram };
         let kept = match more {
             0 => state.kept.clone(),
-            more => self.fastest(&state, self.choose(&state, more).0, &room),
+            more => {
+                let choices = vec![self.choose(&state, more).0, state.kept.clone()];
+                self.fastest(&state, choices, &room)
+            }
         };
         Ok(self.predict_pass(&state, root, &kept, &room))
     }

@@ -1,6 +1,6 @@
 //! A simulated device, whose queues run in a random order: a missing wait shows as wrong weights.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -192,18 +192,33 @@ fn coded_bytes(bytes: u64) -> u64 {
 pub struct Sizes {
     sizes: Vec<u64>,
     pub bytes: Vec<AtomicU8>,
+    /// True if groups are to be expected, as those of files are.
+    pub expects: bool,
+    /// Groups that were expected, and that were taken.
+    pub expected: Mutex<HashSet<usize>>,
+    pub taken: Mutex<HashSet<usize>>,
 }
 
 impl Sizes {
     pub fn new(sizes: &[u64]) -> Arc<Sizes> {
         let bytes = (0..sizes.len()).map(|group| AtomicU8::new(group as u8 + 1)).collect();
-        Arc::new(Sizes { sizes: sizes.to_vec(), bytes })
+        let (expected, taken) = (Mutex::default(), Mutex::default());
+        Arc::new(Sizes { sizes: sizes.to_vec(), bytes, expects: false, expected, taken })
     }
 }
 
 impl WeightSource<Weights> for Sizes {
     fn take(&self, group: usize) -> Result<Weights, DeviceError> {
+        self.taken.lock().unwrap().insert(group);
         Ok(Weights { bytes: self.sizes[group], byte: self.bytes[group].load(Ordering::SeqCst) })
+    }
+
+    fn expects_max(&self) -> usize {
+        if self.expects { 8 } else { 0 }
+    }
+
+    fn expect(&self, groups: &[usize]) {
+        self.expected.lock().unwrap().extend(groups);
     }
 
     fn coded_bytes(&self, group: usize) -> Option<u64> {
