@@ -35,8 +35,8 @@ const SLOTS_OF_LOADS: usize = 4;
 /// Most chunks that are decoded from a slot, and room for what describes them.
 const CODED_MAX: usize = 1024;
 const DESCRIPTIONS: usize = CODED_MAX * CodedContainer::DESCRIPTION_BYTES;
-/// One of so many copies is measured.
-const MEASURED: usize = 16;
+/// One of so many pieces of work is measured. It is odd, because copies and decoding mostly alternate.
+const MEASURED: usize = 15;
 /// Chunks begin at multiples of this in a slot.
 const CHUNK_ALIGNMENT: usize = 16;
 /// Bytes that one thread copies at a time. On 16 cores, pieces of 1 MiB were copied at three quarters of this rate.
@@ -72,7 +72,7 @@ pub struct CudaDevice {
     copied: Rate,
     /// The highest rate at which coded bytes were decoded: others waited for the work of modules.
     decoded: Mutex<Option<f64>>,
-    /// Slots that were queued.
+    /// Copies and decoding that were queued.
     turns: AtomicUsize,
     gpu: Arc<Gpu>,
 }
