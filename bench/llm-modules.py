@@ -5,8 +5,9 @@
 
 The model has the published shape (qwen3-moe: that of Qwen3-30B-A3B with 12 of its 48 layers) and random weights in BF16. Columns: seconds of
 `generate` by token (the first one is that of the prompt), of a pass over 2,048 tokens, both also in multiples of the resident model, and most VRAM.
-Tokens must equal those of the resident model. Peers generate few tokens, once, because some take seconds for each. Needs PyTorch with CUDA, transformers, VRAM for all weights, and twice their RAM. Peers: offload of accelerate
-(`accelerate`) and group offloading of diffusers with streams (`group-leaf`).
+Tokens must equal those of the resident model. Peers: offload of accelerate (`accelerate`) and group offloading of diffusers with streams
+(`group-leaf`). They generate few tokens, once, because some take seconds for each. Needs PyTorch with CUDA, transformers, VRAM for all weights, and
+twice their RAM.
 """
 
 import argparse

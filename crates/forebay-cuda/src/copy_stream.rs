@@ -10,6 +10,7 @@ use cudarc::driver::{CudaEvent, CudaStream, result};
 
 use crate::error::{bind, is_not_ready};
 use crate::lifetime::while_alive;
+use crate::memory::copy_in;
 use crate::{CudaError, DevicePtr, Gpu};
 
 /// A separate stream for copies to the device and back. Several threads may use it at the same time.
@@ -167,14 +168,7 @@ impl CopyStream {
         bytes: usize,
     ) -> Result<(), CudaError> {
         self.shared.bind()?;
-        from.check(bytes);
-        to.check(bytes);
-        let (source, stream) = (from.address(), self.shared.stream.cu_stream());
-        // SAFETY: that many bytes follow both addresses, by the checks, and nothing borrows them.
-        while_alive(&[from.owner(), to.owner()], || unsafe {
-            result::memcpy_dtod_async(to.address(), source, bytes, stream)
-        })
-        .map_err(CudaError::of("copying inside the GPU"))
+        copy_in(&self.shared.stream, from, to, bytes)
     }
 
     /// Starts to copy from the device to ranges of `memory`, after all copies started before. If `memory` is pinned,

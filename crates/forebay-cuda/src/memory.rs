@@ -288,20 +288,27 @@ impl Gpu {
         bytes: usize,
     ) -> Result<(), CudaError> {
         self.bind()?;
-        from.check(bytes);
-        to.check(bytes);
-        let owners = [from.owner(), to.owner()];
-        // SAFETY: that many bytes follow both addresses, by the checks, and nothing borrows them.
-        while_alive(&owners, || unsafe {
-            result::memcpy_dtod_async(
-                to.address(),
-                from.address(),
-                bytes,
-                self.stream().cu_stream(),
-            )
-        })
-        .map_err(CudaError::of("copying inside the GPU"))?;
-        self.note_recorded(&owners);
+        copy_in(self.stream(), from, to, bytes)?;
+        self.note_recorded(&[from.owner(), to.owner()]);
         Ok(())
     }
+}
+
+/// Queues a copy within device memory in a stream whose context is bound.
+///
+/// # Panics
+/// Panics if fewer bytes follow `from` or `to`, or if the memory of either was freed.
+pub(crate) fn copy_in(
+    stream: &CudaStream,
+    from: DevicePtr<u8>,
+    to: DevicePtr<u8>,
+    bytes: usize,
+) -> Result<(), CudaError> {
+    from.check(bytes);
+    to.check(bytes);
+    // SAFETY: that many bytes follow both addresses, by the checks, and nothing borrows them.
+    while_alive(&[from.owner(), to.owner()], || unsafe {
+        result::memcpy_dtod_async(to.address(), from.address(), bytes, stream.cu_stream())
+    })
+    .map_err(CudaError::of("copying inside the GPU"))
 }

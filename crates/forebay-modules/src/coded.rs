@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
+use forebay_codec::{Codec, CodecError, Decoder, Encoder, Encoding, Weights};
+
 use crate::device::DeviceError;
 use crate::expansion::Expansion;
 use crate::stored::damaged;
-use forebay_codec::{Codec, CodecError, Decoder, Encoder, Encoding, Weights};
 
 /// Coded chunks that are larger than this share of the plain ones stay plain.
 const WORTH: f64 = 0.95;
@@ -72,28 +73,18 @@ impl CodedChunk {
         weights: Option<Weights>,
         scratch: &mut Vec<u8>,
     ) -> Result<CodedChunk, CodecError> {
-        let bytes = plain.len();
+        let of = |codec, coded: &[u8]| {
+            let (coded, bytes) = (coded.to_vec().into(), plain.len());
+            CodedChunk { codec, coded, at, bytes, expansion: None }
+        };
         if let Some(weights) = weights {
             scratch.clear();
             Encoder::new(Encoding::Exponents(weights)).encode(plain, scratch)?;
-            if (scratch.len() as f64) < WORTH * bytes as f64 {
-                let coded = scratch.as_slice().to_vec().into();
-                return Ok(CodedChunk {
-                    codec: Codec::Exponents,
-                    coded,
-                    at,
-                    bytes,
-                    expansion: None,
-                });
+            if (scratch.len() as f64) < WORTH * plain.len() as f64 {
+                return Ok(of(Codec::Exponents, scratch));
             }
         }
-        Ok(CodedChunk {
-            codec: Codec::Raw,
-            coded: plain.to_vec().into(),
-            at,
-            bytes,
-            expansion: None,
-        })
+        Ok(of(Codec::Raw, plain))
     }
 
     /// Decodes the chunk.

@@ -59,6 +59,38 @@ struct Coming {
     free: Duration,
 }
 
+/// Memory through which loads pass in their order.
+struct Window {
+    bytes: u64,
+    live: u64,
+    /// The first load that is not yet counted as gone.
+    oldest: usize,
+}
+
+impl Window {
+    fn new(bytes: u64) -> Window {
+        Window { bytes, live: 0, oldest: 0 }
+    }
+
+    /// Takes so many bytes, and returns when they are there: when loads before have gone. `of` returns the bytes of one of these, and when it goes.
+    fn take(
+        &mut self,
+        bytes: u64,
+        before: &[Coming],
+        of: impl Fn(&Coming) -> (u64, Duration),
+    ) -> Duration {
+        let mut from = Duration::ZERO;
+        self.live += bytes;
+        while self.live > self.bytes && self.oldest < before.len() {
+            let (bytes, gone) = of(&before[self.oldest]);
+            from = from.max(gone);
+            self.live -= bytes;
+            self.oldest += 1;
+        }
+        from
+    }
+}
+
 /// Simulates passes one after the other, with whole nanoseconds, so that passes of equal work take equally long. Loads come in the order of their uses, each as soon as there is memory that earlier ones have left.
 pub fn predict(input: &PassInput<'_>) -> PassPrediction {
     // At a very low rate, seconds could be more than a duration holds.
@@ -67,10 +99,8 @@ pub fn predict(input: &PassInput<'_>) -> PassPrediction {
     // The end of the last read, of the last load, and of the last use.
     let [mut read, mut loaded, mut placed, mut now] = [Duration::ZERO; 4];
     let mut all: Vec<Coming> = Vec::new();
-    // The first loads whose memory, or buffer, is not yet counted as free.
-    let (mut oldest, mut live) = (0, 0);
-    let (mut oldest_read, mut live_read) = (0, 0);
-    let (mut oldest_staged, mut live_staged) = (0, 0);
+    let [mut buffers, mut stage, mut room] =
+        [input.buffer_bytes, input.stage_bytes, input.room].map(Window::new);
     for _ in 0..PASSES {
         let began = now;
         [compute_sum, load_sum, read_sum] = [Duration::ZERO; 3];
@@ -80,32 +110,18 @@ pub fn predict(input: &PassInput<'_>) -> PassPrediction {
             for group in groups.iter().copied().filter(|group| !input.kept[*group]) {
                 let Load { seconds, bytes: outside_bytes, read_seconds, read_bytes } =
                     input.loads[group];
-                let mut may_read = Duration::ZERO;
-                live_read += read_bytes;
-                while live_read > input.buffer_bytes && oldest_read < all.len() {
-                    may_read = may_read.max(all[oldest_read].loaded);
-                    live_read -= all[oldest_read].read_bytes;
-                    oldest_read += 1;
-                }
+                let may_read = buffers.take(read_bytes, &all, |of| (of.read_bytes, of.loaded));
                 if read_bytes > 0 {
                     read = read.max(may_read) + time(read_seconds);
                 }
-                let mut may_load = if read_bytes > 0 { read } else { Duration::ZERO };
-                live_staged += outside_bytes;
-                while live_staged > input.stage_bytes && oldest_staged < all.len() {
-                    may_load = may_load.max(all[oldest_staged].placed);
-                    live_staged -= all[oldest_staged].outside_bytes;
-                    oldest_staged += 1;
+                let mut may_load =
+                    stage.take(outside_bytes, &all, |of| (of.outside_bytes, of.placed));
+                if read_bytes > 0 {
+                    may_load = may_load.max(read);
                 }
-                let mut may_place = Duration::ZERO;
                 let bytes = input.bytes[group];
-                live += bytes;
                 // Memory of the same use is not free before it.
-                while live > input.room && oldest < first {
-                    may_place = may_place.max(all[oldest].free);
-                    live -= all[oldest].bytes;
-                    oldest += 1;
-                }
+                let may_place = room.take(bytes, &all[..first], |of| (of.bytes, of.free));
                 if input.stage_bytes == 0 || outside_bytes > input.stage_bytes {
                     may_load = may_load.max(may_place);
                 }

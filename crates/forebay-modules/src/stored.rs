@@ -69,21 +69,24 @@ impl FileForm {
         }
     }
 
-    /// Returns weights as they are in a device.
-    fn expand(self, bytes: Vec<u8>) -> Result<Vec<u8>, DeviceError> {
+    /// Returns weights as they are in a device, unless that is how they are here.
+    fn expanded(self, bytes: &[u8]) -> Result<Option<Vec<u8>>, DeviceError> {
         let (block, plain) = self.block();
-        let mut out = match self {
-            FileForm::Plain => return Ok(bytes),
-            _ => vec![0; (bytes.len() as u64 / block * plain) as usize],
-        };
-        match self {
+        let zeros = || vec![0; (bytes.len() as u64 / block * plain) as usize];
+        let (out, decoded) = match self {
+            FileForm::Plain => return Ok(None),
             FileForm::Compact(of) => {
-                decode_compact(of, &bytes, &mut out).map_err(|error| damaged(&error))?;
+                let mut out = zeros();
+                let decoded = decode_compact(of, bytes, &mut out);
+                (out, decoded.map_err(|error| damaged(&error)))
             }
-            FileForm::Other(of) => of.decode(&bytes, &mut out).map_err(|error| damaged(&error))?,
-            FileForm::Plain => {}
-        }
-        Ok(out)
+            FileForm::Other(of) => {
+                let mut out = zeros();
+                let decoded = of.decode(bytes, &mut out);
+                (out, decoded.map_err(|error| damaged(&error)))
+            }
+        };
+        decoded.map(|()| Some(out))
     }
 }
 
@@ -263,7 +266,7 @@ fn read_all(files: &WeightFiles, file: &TensorFile) -> Result<Vec<u8>, DeviceErr
     let mut bytes = vec![0; file.extent.length as usize];
     let read = files.decoded.read_exact(file.extent, &mut bytes);
     read.map_err(|error| DeviceError::of_source(&error))?;
-    file.form.expand(bytes)
+    Ok(file.form.expanded(&bytes)?.unwrap_or(bytes))
 }
 
 impl WeightFiles {
@@ -389,8 +392,10 @@ impl FileRead {
     /// Returns an error if one is damaged.
     pub fn expand(&self, chunks: &mut [CodedChunk]) -> Result<(), DeviceError> {
         for (chunk, of) in chunks.iter_mut().zip(&self.chunks) {
-            if let FileForm::Compact(_) = of.form {
-                chunk.coded = of.form.expand(chunk.coded.to_vec())?.into();
+            if let FileForm::Compact(_) = of.form
+                && let Some(plain) = of.form.expanded(&chunk.coded)?
+            {
+                chunk.coded = plain.into();
             }
         }
         Ok(())

@@ -137,8 +137,6 @@ struct State<D: Device> {
     after: Vec<D::Point>,
     room: Room<D::Point>,
     groups: Vec<GroupState<D>>,
-    /// Groups of which weights are staged, or that a loader stages.
-    staged: Vec<Group>,
     /// What a caller waits for. Others wait for their turn, so that no two wait for memory that the other one has.
     demand: Option<Demand>,
     /// Groups whose loads failed, until a caller asks again.
@@ -308,7 +306,6 @@ impl<D: Device> Streamer<D> {
             after: Vec::new(),
             room: Room::new(0, Vec::new()),
             groups: groups.iter().map(|_| GroupState::new()).collect(),
-            staged: Vec::new(),
             demand: None,
             begun: vec![0; predictions_len],
             measuring: None,

@@ -149,8 +149,7 @@ class ModuleStream:
         """Find the weights of a module that has none, and its buffers, by their names."""
         source, names = len(self._tables), set(table.names())
         self._tables.append(table)
-        # Those of quantised files may all become other types.
-        is_quantised = any(_is_quantised(table.facts(name)[0]) for name in names)
+        is_quantised: bool | None = None
         missing: dict[int, str] = {}
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if parameter.device.type != "meta" or id(parameter) in self._places:
@@ -162,6 +161,9 @@ class ModuleStream:
             kind, elements, stored, nbytes = table.facts(name)
             is_compact = kind in _COMPACT
             becomes = _NAMES.get(parameter.dtype, "")
+            if kind != becomes and is_quantised is None:
+                # All weights of such files may become other types.
+                is_quantised = any(_is_quantised(table.facts(name)[0]) for name in names)
             if is_quantised and kind != becomes and _native.CodedModules.can_become(kind, becomes):
                 dtype, shape = parameter.dtype, elements
                 self._kinds[id(parameter)] = (kind, becomes)

@@ -24,12 +24,7 @@ pub fn checks() -> Vec<Check> {
 fn expanded(context: &Context, ty: TensorType) -> Result<Outcome> {
     // Of types without blocks, not only whole groups of 32.
     let elements = (9 * 1024_usize + 5).next_multiple_of(ty.block_elements());
-    let bytes = elements / ty.block_elements() * ty.block_bytes();
-    let mut random = Random::new(11);
-    let data: Vec<u8> = match ty {
-        TensorType::NVFP4_F32 => random_weights(ty, elements, &mut random),
-        _ => (0..bytes).map(|_| random.next() as u8).collect(),
-    };
+    let data = random_blocks(ty, elements, &mut Random::new(11));
     let mut exact = vec![0.0; elements];
     dequantize(ty, &data, &mut exact)?;
     let copies = context.gpu.copy_stream()?;
@@ -58,13 +53,7 @@ fn expanded(context: &Context, ty: TensorType) -> Result<Outcome> {
 fn rows(context: &Context, ty: TensorType) -> Result<Outcome> {
     let (vocabulary, hidden) = (37, 768usize.next_multiple_of(ty.block_elements()));
     let row_bytes = hidden / ty.block_elements() * ty.block_bytes();
-    let mut random = Random::new(9);
-    // Subnormal scales of NVFP4_F32 are halved, and so rounded.
-    let is_sane = ty.compact().is_some() || ty == TensorType::NVFP4_F32;
-    let data: Vec<u8> = match is_sane {
-        false => (0..vocabulary * row_bytes).map(|_| random.next() as u8).collect(),
-        true => random_weights(ty, vocabulary * hidden, &mut random),
-    };
+    let data = random_blocks(ty, vocabulary * hidden, &mut Random::new(9));
     let ids: [u32; 6] = [0, 36, 5, 5, 37, u32::MAX];
     let mut expected = Vec::new();
     for &id in &ids {
@@ -86,6 +75,17 @@ fn rows(context: &Context, ty: TensorType) -> Result<Outcome> {
         outcome = outcome.worse(compare(&got, &expected));
     }
     Ok(outcome)
+}
+
+/// Returns blocks of random bytes, or of sane weights where not all bytes are valid.
+fn random_blocks(ty: TensorType, elements: usize, random: &mut Random) -> Vec<u8> {
+    // Subnormal scales of NVFP4_F32 are halved, and so rounded.
+    let is_sane = ty.compact().is_some() || ty == TensorType::NVFP4_F32;
+    let bytes = elements / ty.block_elements() * ty.block_bytes();
+    match is_sane {
+        false => (0..bytes).map(|_| random.next() as u8).collect(),
+        true => random_weights(ty, elements, random),
+    }
 }
 
 /// Passes if all bits agree, except those of NaNs.

@@ -64,6 +64,12 @@ fn device(bytes: u64) -> Result<Arc<CudaDevice>> {
     Ok(Arc::new(CudaDevice::open(&options)?))
 }
 
+/// Returns where the tensors of each group begin in it.
+fn places(builder: &WeightsBuilder, groups: usize) -> Vec<Vec<u64>> {
+    let of = |group| builder.tensors(group).iter().map(|tensor| tensor.at).collect();
+    (0..groups).map(of).collect()
+}
+
 /// Weights of a file that become floats.
 struct Quantised {
     expansion: Expansion,
@@ -117,9 +123,7 @@ fn kept(context: &Context, is_quantised: bool) -> Result<Outcome> {
             all.push(group.into_iter().map(|(_, bytes)| bytes).collect());
         }
     }
-    let places: Vec<Vec<u64>> = (0..all.len())
-        .map(|group| builder.tensors(group).iter().map(|tensor| tensor.at).collect())
-        .collect();
+    let places = places(&builder, all.len());
     let weights = builder.finish()?;
     let device = device(60 * MIB as u64)?;
     let memory = device.memory().ptr::<u8>();
@@ -179,9 +183,7 @@ fn streamed(context: &Context, from_file: bool, codes: bool) -> Result<Outcome> 
         });
         builder.add(&tensors.collect::<Vec<_>>())?;
     }
-    let places: Vec<Vec<u64>> = (0..groups.len())
-        .map(|group| builder.tensors(group).iter().map(|tensor| tensor.at).collect())
-        .collect();
+    let places = places(&builder, groups.len());
     let weights = Arc::new(builder.finish()?);
     let bytes = 30 * MIB as u64;
     let device = device(bytes)?;

@@ -6,34 +6,21 @@ use super::{GroupState, Near, POINTS_MAX, Place, Shared, State, StreamError, TRU
 use crate::device::{Device, DeviceError, Loaded};
 use crate::room::{Choice, Group};
 
-/// What a loader does next.
-enum Work {
-    /// Gives a group a place, and loads it. Groups that stay have their own.
-    Load(Group, Option<Choice>),
-    Stage(Group),
-}
-
 impl<D: Device> Shared<D> {
     /// Brings what a caller waits for, then what callers will use next, until the stream is closed.
     pub(super) fn load_ahead(&self) {
         let mut state = lock(&self.state);
         while !state.closes && state.lost.is_none() {
             self.expect(&state);
-            let work = match self.next(&state) {
-                Some((group, choice)) => Some(Work::Load(group, choice)),
-                None => self.next_to_stage(&mut state).map(Work::Stage),
-            };
-            state = match work {
-                Some(Work::Load(group, choice)) => self.load(state, group, choice),
-                Some(Work::Stage(group)) => self.stage(state, group),
-                None if self.make_room(&mut state) => state,
-                None => {
-                    state.loaders_wait += 1;
-                    let mut state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
-                    state.loaders_wait -= 1;
-                    state
-                }
-            };
+            if let Some((group, choice)) = self.next(&state) {
+                state = self.load(state, group, choice);
+            } else if let Some(group) = self.next_to_stage(&mut state) {
+                state = self.stage(state, group);
+            } else if !self.make_room(&mut state) {
+                state.loaders_wait += 1;
+                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.loaders_wait -= 1;
+            }
         }
         self.changed.notify_all();
     }
@@ -66,10 +53,19 @@ impl<D: Device> Shared<D> {
         places.min().unwrap_or(usize::MAX)
     }
 
+    /// Returns the first expected group that is absent, has not failed, and for which `is` holds, and after how many other uses it is used.
+    fn first_absent(&self, state: &State<D>, is: impl Fn(Group) -> bool) -> Option<(usize, Group)> {
+        let is_wanted = |group: &Group| {
+            state.groups[*group].is_absent() && !state.failed.contains_key(group) && is(*group)
+        };
+        state.order.upcoming().enumerate().find_map(|(distance, unit)| {
+            let group = self.units[unit].iter().copied().find(is_wanted)?;
+            Some((distance, group))
+        })
+    }
+
     /// Returns the group that gets a place next, and the ranges in whose place. Groups that stay have their own.
     pub(super) fn next(&self, state: &State<D>) -> Option<(Group, Option<Choice>)> {
-        let is_wanted =
-            |group: &Group| state.groups[*group].is_absent() && !state.failed.contains_key(group);
         let next_use = |group: Group| {
             let may_leave = self.may_leave(&state.groups[group]);
             may_leave.then(|| self.distance(state, group))
@@ -91,11 +87,7 @@ impl<D: Device> Shared<D> {
         if state.pauses {
             return None;
         }
-        let (distance, group) =
-            state.order.upcoming().enumerate().find_map(|(distance, unit)| {
-                let group = self.units[unit].iter().copied().find(is_wanted)?;
-                Some((distance, group))
-            })?;
+        let (distance, group) = self.first_absent(state, |_| true)?;
         if state.groups[group].is_coming_near() {
             return None;
         }
@@ -111,26 +103,19 @@ impl<D: Device> Shared<D> {
         if state.pauses || !is_trusted || state.loaders_stage == self.staging_max {
             return None;
         }
-        let is_wanted = |group: &Group| {
-            let of = &state.groups[*group];
-            let is_here = of.is_coming_near() || self.is_near(state, *group);
-            of.is_absent() && !is_here && !state.failed.contains_key(group)
-        };
-        let (distance, group) =
-            state.order.upcoming().enumerate().find_map(|(distance, unit)| {
-                let group = self.units[unit].iter().copied().find(is_wanted)?;
-                Some((distance, group))
-            })?;
+        let is_missing =
+            |group: Group| !state.groups[group].is_coming_near() && !self.is_near(state, group);
+        let (distance, group) = self.first_absent(state, is_missing)?;
         if self.device.can_stage() {
             return Some(group);
         }
         // After a deviation, what was staged may be used later than this.
-        let staged = state.staged.iter().filter(|of| !state.groups[**of].is_coming_near());
-        let last = *staged.max_by_key(|of| self.distance(state, **of))?;
-        if self.distance(state, last) <= distance {
+        let is_staged = |group: &Group| matches!(state.groups[*group].near, Near::Staged { .. });
+        let staged = (0..state.groups.len()).filter(is_staged);
+        let (last_distance, last) = staged.map(|of| (self.distance(state, of), of)).max()?;
+        if last_distance <= distance {
             return None;
         }
-        state.staged.retain(|of| *of != last);
         state.groups[last].near = Near::No;
         self.device.can_stage().then_some(group)
     }
@@ -200,8 +185,7 @@ impl<D: Device> Shared<D> {
         group: Group,
         choice: Option<Choice>,
     ) -> MutexGuard<'a, State<D>> {
-        let State { room, groups, demand, fixed, fixed_bytes, after, staged, coded, .. } =
-            &mut *guard;
+        let State { room, groups, demand, fixed, fixed_bytes, after, coded, .. } = &mut *guard;
         let bytes = self.groups[group].bytes;
         if room.points_len() > POINTS_MAX {
             room.forget(|point| self.device.is_reached(point));
@@ -224,7 +208,6 @@ impl<D: Device> Shared<D> {
             }
         };
         groups[group].place = Place::Queuing;
-        staged.retain(|of| *of != group);
         let near = std::mem::replace(&mut groups[group].near, Near::No);
         if let Some(demand) = demand {
             demand.groups.retain(|wanted| *wanted != group);
@@ -271,6 +254,7 @@ impl<D: Device> Shared<D> {
         }
         state
     }
+
     /// Stages a group, without the lock.
     fn stage<'a>(
         &'a self,
@@ -278,9 +262,6 @@ impl<D: Device> Shared<D> {
         group: Group,
     ) -> MutexGuard<'a, State<D>> {
         guard.loaders_stage += 1;
-        if !guard.staged.contains(&group) {
-            guard.staged.push(group);
-        }
         let near = std::mem::replace(&mut guard.groups[group].near, Near::Coming);
         drop(guard);
         let staged = self.take(group, near).and_then(|mut weights| {
@@ -294,7 +275,6 @@ impl<D: Device> Shared<D> {
             Err(error) => {
                 tracing::debug!("weights do not come: {error}");
                 state.groups[group].near = Near::No;
-                state.staged.retain(|of| *of != group);
                 state.failed.insert(group, error.into());
                 self.wake_callers(&state);
             }

@@ -19,7 +19,9 @@ impl<D: Device> Shared<D> {
     /// for loads to end.
     pub(super) fn plan(&self, state: &mut State<D>) -> bool {
         let always = (0..self.groups.len()).filter(|group| self.groups[*group].stays);
-        let (mut kept, uses, order) = self.choose(state, 0);
+        let (uses, order) = self.used(state);
+        let input = self.plan_input(&uses, &order, 0);
+        let mut kept = Kept::choose(&input);
         let is_first = state.fixed_bytes == 0 && state.room.bytes() == 0;
         let tell = |kept: &Kept| {
             let stays = |group: &Group| kept.groups.contains(group) || kept.coded.contains(group);
@@ -29,11 +31,11 @@ impl<D: Device> Shared<D> {
         let value = |kept: &Kept| kept.value(&self.sizes, &uses) as f64;
         let mut saves = value(&kept) > BETTER * value(&state.kept);
         if saves || state.has_new_times {
-            let none = More { bytes: 0, ram_bytes: 0 };
-            kept = self.fastest(state, vec![kept], &none);
-            let now = self.predict_all(state, &state.kept, &none);
-            let then = self.predict_all(state, &kept, &none);
+            let costs = self.costs(0, 0);
+            let now = self.predict_all(state, &state.kept, &costs);
+            let (then, fastest) = self.fastest(state, vec![kept], &input, &costs);
             saves |= now.zip(then).is_some_and(|(now, then)| now > FASTER * then);
+            kept = fastest;
         }
         let in_use = state.groups.iter().any(|of| of.in_use > 0);
         if !is_first && (!saves || in_use) {
@@ -78,14 +80,6 @@ impl<D: Device> Shared<D> {
         true
     }
 
-    /// Chooses the groups that stay beside those that always do, if the memory has so many more bytes. Returns how often each group is used,
-    /// and the groups in the order of their first use, too.
-    fn choose(&self, state: &State<D>, more: u64) -> (Kept, Vec<u64>, Vec<Group>) {
-        let (uses, order) = self.used(state);
-        let input = self.plan_input(&uses, &order, more);
-        (Kept::choose(&input), uses, order)
-    }
-
     /// Returns how often each group is used, and the groups in the order of their first use.
     fn used(&self, state: &State<D>) -> (Vec<u64>, Vec<Group>) {
         let (mut uses, mut order) = (vec![0; self.groups.len()], Vec::new());
@@ -100,18 +94,24 @@ impl<D: Device> Shared<D> {
         (uses, order)
     }
 
+    /// Returns what groups are chosen from that stay beside those which always do, if the memory has so many more bytes.
     fn plan_input<'a>(&'a self, uses: &'a [u64], order: &'a [Group], more: u64) -> PlanInput<'a> {
         let room = (self.bytes + more) / ALIGNMENT * ALIGNMENT - self.always_bytes;
         let (bytes, units, ahead) = (&self.sizes[..], &self.coming[..], self.stage_bytes());
         PlanInput { bytes, coded: None, uses, order, units, room, work: None, ahead }
     }
 
-    /// Returns the choice with the fastest passes: the first one of these, another one, or one that is made from the times of passes, if they are
-    /// known.
-    fn fastest(&self, state: &State<D>, mut choices: Vec<Kept>, more: &More) -> Kept {
-        let Some(work) = self.work(state) else { return choices.swap_remove(0) };
-        let (uses, order) = self.used(state);
-        let input = PlanInput { work: Some(&work), ..self.plan_input(&uses, &order, more.bytes) };
+    /// Returns the choice with the fastest passes, and their seconds: the first one of these, another one, or one that is made from the times of
+    /// passes, if they are known.
+    fn fastest(
+        &self,
+        state: &State<D>,
+        mut choices: Vec<Kept>,
+        input: &PlanInput<'_>,
+        costs: &Costs,
+    ) -> (Option<f64>, Kept) {
+        let Some(work) = self.work(state) else { return (None, choices.swap_remove(0)) };
+        let input = PlanInput { work: Some(&work), ..*input };
         let groups = 0..self.groups.len();
         let coded: Option<Vec<_>> = self
             .device
@@ -120,11 +120,11 @@ impl<D: Device> Shared<D> {
         let coded = coded.as_ref().map(|coded| PlanInput { coded: Some(coded), ..input });
         let inputs = [Some(input), coded].into_iter().flatten();
         choices.extend(inputs.flat_map(|input| Kept::over_work(&input)));
-        let seconds = |kept: &Kept| self.predict_all(state, kept, more).unwrap_or(f64::INFINITY);
+        let seconds = |kept: &Kept| self.predict_all(state, kept, costs).unwrap_or(f64::INFINITY);
         let predicted = choices.into_iter().map(|kept| (seconds(&kept), kept));
-        let (_, kept) =
+        let (seconds, kept) =
             predicted.min_by(|(one, _), (other, _)| one.total_cmp(other)).expect("one is chosen");
-        kept
+        (Some(seconds), kept)
     }
 
     pub(super) fn predict(
@@ -135,15 +135,17 @@ impl<D: Device> Shared<D> {
     ) -> Result<Option<PassPrediction>, StreamError> {
         let mut state = lock(&self.state);
         self.resolve_times(&mut state)?;
-        let room = More { bytes: more, ram_bytes: more_ram };
+        let costs = self.costs(more, more_ram);
         let kept = match more {
             0 => state.kept.clone(),
             more => {
-                let choices = vec![self.choose(&state, more).0, state.kept.clone()];
-                self.fastest(&state, choices, &room)
+                let (uses, order) = self.used(&state);
+                let input = self.plan_input(&uses, &order, more);
+                let choices = vec![Kept::choose(&input), state.kept.clone()];
+                self.fastest(&state, choices, &input, &costs).1
             }
         };
-        Ok(self.predict_pass(&state, root, &kept, &room))
+        Ok(self.predict_pass(&state, root, &kept, &costs))
     }
 
     /// Reads the times of passes that were measured. This waits for the device if it is more than a pass behind.
@@ -187,37 +189,46 @@ impl<D: Device> Shared<D> {
         Some(work)
     }
 
+    /// Returns what passes are predicted from beside their work, if there are so many more bytes of memory in the device and of RAM.
+    fn costs(&self, more: u64, more_ram: u64) -> Costs {
+        let groups: Vec<Group> = (0..self.groups.len()).collect();
+        let rate = self.device.bytes_per_second();
+        let read_rate = self.source.read_bytes_per_second();
+        let decode_rate = self.device.decoded_bytes_per_second();
+        let seconds = |bytes: u64, rate: Option<f64>| rate.map_or(0.0, |rate| bytes as f64 / rate);
+        let load = |of: &Outside| Load {
+            seconds: seconds(of.bytes, rate),
+            bytes: of.bytes,
+            read_seconds: seconds(of.read_bytes, read_rate),
+            read_bytes: of.read_bytes,
+        };
+        let outside = self.source.outside(&groups, more_ram);
+        Costs {
+            loads: outside.iter().map(load).collect(),
+            decode_seconds: outside.iter().map(|of| seconds(of.bytes, decode_rate)).collect(),
+            room: self.bytes + more,
+        }
+    }
+
     /// Predicts a pass of a root while these groups stay, if its times are known.
     fn predict_pass(
         &self,
         state: &State<D>,
         root: Root,
         kept: &Kept,
-        more: &More,
+        costs: &Costs,
     ) -> Option<PassPrediction> {
         let (times, stayed) = self.times(state, root)?;
         let mut is_kept: Vec<bool> = self.groups.iter().map(|of| of.stays).collect();
         kept.groups.iter().for_each(|group| is_kept[*group] = true);
-        let groups: Vec<Group> = (0..self.groups.len()).collect();
-        let rate = self.device.bytes_per_second();
-        let read_rate = self.source.read_bytes_per_second();
-        let seconds = |bytes: u64, rate: Option<f64>| rate.map_or(0.0, |rate| bytes as f64 / rate);
-        let load = |of: Outside| Load {
-            seconds: seconds(of.bytes, rate),
-            bytes: of.bytes,
-            read_seconds: seconds(of.read_bytes, read_rate),
-            read_bytes: of.read_bytes,
-        };
-        let outside = self.source.outside(&groups, more.ram_bytes);
-        let mut loads: Vec<Load> = outside.iter().copied().map(load).collect();
+        let mut loads = costs.loads.clone();
         kept.coded.iter().for_each(|group| loads[*group] = Load::default());
         // The device decodes beside the work of the modules, which takes longer by as much.
-        let decode_rate = self.device.decoded_bytes_per_second();
-        let decode = |group: &Group| seconds(outside[*group].bytes, decode_rate);
         let of_use = |(unit, measured): &(Unit, f64)| {
             let groups = &self.units[*unit][..];
             let sum = |stays: &[bool]| -> f64 {
-                groups.iter().filter(|group| !stays[**group]).map(decode).sum()
+                let decoded = groups.iter().filter(|group| !stays[**group]);
+                decoded.map(|group| costs.decode_seconds[*group]).sum()
             };
             (groups, (measured - sum(stayed)).max(0.0) + sum(&is_kept))
         };
@@ -226,7 +237,7 @@ impl<D: Device> Shared<D> {
             uses: &uses,
             bytes: &self.aligned,
             kept: &is_kept,
-            room: (self.bytes + more.bytes).saturating_sub(self.always_bytes + kept.bytes),
+            room: costs.room.saturating_sub(self.always_bytes + kept.bytes),
             loads: &loads,
             stage_bytes: self.stage_bytes(),
             buffer_bytes: self.source.buffer_bytes(),
@@ -239,18 +250,21 @@ impl<D: Device> Shared<D> {
     }
 
     /// Predicts the seconds of all passes of late while these groups stay, if all times are known.
-    fn predict_all(&self, state: &State<D>, kept: &Kept, more: &More) -> Option<f64> {
+    fn predict_all(&self, state: &State<D>, kept: &Kept, costs: &Costs) -> Option<f64> {
         let roots = 0..state.measured.len();
         let mut used = roots.filter(|root| !state.order.expected(*root).is_empty());
         used.try_fold(0.0, |sum, root| {
             let passes = state.order.passes(root) as f64;
-            Some(sum + passes * self.predict_pass(state, root, kept, more)?.seconds)
+            Some(sum + passes * self.predict_pass(state, root, kept, costs)?.seconds)
         })
     }
 }
 
-/// Memory beside that which there is.
-struct More {
-    bytes: u64,
-    ram_bytes: u64,
+/// What passes are predicted from beside their work.
+struct Costs {
+    /// Cost of bringing each group, and seconds for which the device decodes it.
+    loads: Vec<Load>,
+    decode_seconds: Vec<f64>,
+    /// Bytes of device memory.
+    room: u64,
 }
