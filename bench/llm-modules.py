@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Times language models of transformers whose weights are larger than the memory that they may take: forebay and others.
 
-    bench/llm-modules.py [--model llama-8b|llama-1b|qwen3-moe] [--vram SIZE] [--prompt N] [--tokens N] [--peers NAMES] [--peer-tokens N]
+    bench/llm-modules.py [--model llama-8b|llama-1b|qwen3-moe] [--vram SIZE] [--prompt N] [--tokens N] [--pass-tokens N]
+                         [--peers NAMES] [--peer-tokens N]
 
 The model has the published shape (qwen3-moe: that of Qwen3-30B-A3B with 12 of its 48 layers) and random weights in BF16. Columns: seconds of
-`generate` by token (the first one is that of the prompt), of a pass over 2,048 tokens, both also in multiples of the resident model, and most VRAM.
+`generate` by token (the first one is that of the prompt), of a pass over N tokens (2,048), both also in multiples of the resident model, and most VRAM.
 Tokens must equal those of the resident model. Peers: offload of accelerate (`accelerate`) and group offloading of diffusers with streams
 (`group-leaf`). They generate few tokens, once, because some take seconds for each. Needs PyTorch with CUDA, transformers, VRAM for all weights, and
 twice their RAM.
@@ -26,6 +27,7 @@ parser.add_argument("--model", choices=("llama-8b", "llama-1b", "qwen3-moe"), de
 parser.add_argument("--vram", default="4GiB")
 parser.add_argument("--prompt", type=int, default=128)
 parser.add_argument("--tokens", type=int, default=16)
+parser.add_argument("--pass-tokens", type=int, default=2048)
 parser.add_argument("--peers", default="accelerate,group-leaf")
 parser.add_argument("--peer-tokens", type=int, default=3)
 arguments = parser.parse_args()
@@ -79,11 +81,11 @@ with torch.inference_mode():
         model = transformers.AutoModelForCausalLM.from_config(shapes[arguments.model], dtype=torch.bfloat16).eval()
     torch.set_default_dtype(torch.float32)
     ids = torch.randint(1000, (1, arguments.prompt), device="cuda")
-    long = torch.randint(1000, (1, 2048), device="cuda")
+    long = torch.randint(1000, (1, arguments.pass_tokens), device="cuda")
     weights = sum(it.numel() * it.element_size() for it in model.parameters())
     print(f"{torch.cuda.get_device_name()}, {arguments.model}, {weights / GIB:.1f} GiB of weights, {arguments.prompt} + {arguments.tokens} tokens; ", end="")
     print(f"PyTorch {torch.__version__}, transformers {transformers.__version__}")
-    print("| | a token, s | of resident | pass, s | of resident | VRAM, GiB | |\n| --- | --- | --- | --- | --- | --- | --- |")
+    print(f"| | a token, s | of resident | pass of {arguments.pass_tokens} tokens, s | of resident | VRAM, GiB | |\n| --- | --- | --- | --- | --- | --- | --- |")
     reference, _ = measure("resident")
     model.to("cpu")
     torch.cuda.empty_cache()

@@ -93,6 +93,19 @@ with torch.inference_mode():
     inputs = [torch.randn(batch, arguments.width, dtype=dtype, device=device) for batch in BATCHES]
     module.to(device)
     expected = {(place, branch): module(x, branch) for place, x in enumerate(inputs) for branch in range(3)}
+    # Each thread of PyTorch that multiplies takes VRAM for good.
+    together = threading.Barrier(arguments.threads)
+
+    def multiplies():
+        together.wait()
+        with torch.inference_mode():
+            module(inputs[0], 0)
+        together.wait()
+
+    own = [threading.Thread(target=multiplies) for _ in range(arguments.threads)]
+    [it.start() for it in own]
+    [it.join() for it in own]
+    del own
     module.to("cpu")
     # What the driver and forebay need once for a process is in use before the count begins.
     small = nn.Sequential(*(nn.Linear(2048, 2048, dtype=dtype) for _ in range(4))).eval()

@@ -2,6 +2,8 @@
 
 use cudarc::driver::sys;
 
+use crate::gpu::has_driver;
+
 /// Guard that remembers the calling thread's current context and makes it current again when dropped. It is for code
 /// that uses a GPU on threads of a program which uses GPUs itself: PyTorch's current device is this setting.
 pub struct CallersContext {
@@ -12,8 +14,7 @@ pub struct CallersContext {
 impl CallersContext {
     /// Remembers the current context of this thread, even if there is none.
     pub fn remember() -> CallersContext {
-        // SAFETY: loading the driver's library runs its initialisers, which have no preconditions.
-        if !unsafe { sys::is_culib_present() } {
+        if !has_driver() {
             return CallersContext { context: None };
         }
         let mut context = std::ptr::null_mut();

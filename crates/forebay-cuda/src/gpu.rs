@@ -1,7 +1,7 @@
 //! Opening a GPU: checks that return errors instead of panicking, the context and the compute stream.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
@@ -215,11 +215,18 @@ impl Gpu {
     }
 }
 
+/// Returns true if the driver's library can be loaded.
+pub(crate) fn has_driver() -> bool {
+    // Looking for the library takes calls of the system each time, and every use of a module asks.
+    static HAS_DRIVER: OnceLock<bool> = OnceLock::new();
+    // SAFETY: loading the driver's library runs its initialisers, which have no preconditions.
+    *HAS_DRIVER.get_or_init(|| unsafe { sys::is_culib_present() })
+}
+
 /// Checks that there is a driver and that it is recent enough. Must come before any other call, because cudarc panics
 /// without a driver.
 fn check_driver() -> Result<(), CudaError> {
-    // SAFETY: loading the driver's library runs its initialisers, which have no preconditions.
-    if !unsafe { sys::is_culib_present() } {
+    if !has_driver() {
         return Err(CudaError::NoDriver);
     }
     let mut version = 0;

@@ -41,8 +41,9 @@ const MEASURED: usize = 15;
 const CHUNK_ALIGNMENT: usize = 16;
 /// Bytes that one thread copies at a time. On 16 cores, pieces of 1 MiB were copied at three quarters of this rate.
 const PIECE_BYTES: usize = 256 << 10;
-/// Time for which copying threads wait for the next slot before they sleep.
-const SPIN: Duration = Duration::from_millis(1);
+/// Time for which copying threads wait for the next slot before they sleep. With a millisecond, they took the cores from the thread that queues the
+/// work of modules: on 16 cores, passes with few loads took 0.09 instead of 0.05 s.
+const SPIN: Duration = Duration::from_micros(100);
 
 /// Memory of a GPU for the weights of modules.
 pub struct CudaOptions {

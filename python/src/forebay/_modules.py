@@ -327,14 +327,14 @@ class ModuleStream:
         return passes
 
     def _with_weights(self, unit: _Unit, forward: Any) -> Any:
-        acquire, release, lock = self._acquire, self._native.release, self._lock
+        acquire, release, lock, queue = self._acquire, self._native.release, self._lock, self._queue
         absent = [(module._parameters, name, weight.absent) for module, name, weight in unit.names]
 
         @functools.wraps(forward)
         def uses(*args: Any, **kwargs: Any) -> Any:
             if torch.is_grad_enabled():
                 each(_refuse_gradients, (args, kwargs))
-            places = acquire(unit.number, self._queue())
+            places = acquire(unit.number, queue())
             try:
                 made = unit.made
                 if made is None or made[0] != places:
@@ -356,14 +356,14 @@ class ModuleStream:
                             self._change(weight, parameter)
             finally:
                 # What computes on another stream by now is ordered by the caller, as for any tensor.
-                release(unit.number, self._queue())
+                release(unit.number, queue())
 
         return uses
 
     def _acquire(self, unit: int, queue: int) -> list[int]:
         if self._closed:
             raise Error("the stream of the module's weights is closed")
-        if self._pool is not None and torch.cuda.is_current_stream_capturing():
+        if self._pool is not None and torch._C._cuda_isCurrentStreamCapturing():
             raise OptionError("a CUDA graph cannot have a streamed module, whose weights are elsewhere in each pass: capture parts without it")
         return self._native.acquire(unit, queue)
 
@@ -371,7 +371,9 @@ class ModuleStream:
         """Return the parameters of a module whose groups are at these places, and their versions."""
         of_group = dict(zip(unit.groups, places, strict=True))
         memories: dict[int, Any] = {}
-        made = [(module, name, weight, *self._made(weight, of_group[weight.group], memories)) for module, name, weight in unit.names]
+        # Outside of inference mode, so that calls without it may use what one within it made.
+        with torch._C._InferenceMode(False):
+            made = [(module, name, weight, *self._made(weight, of_group[weight.group], memories)) for module, name, weight in unit.names]
         install = [(module._parameters, name, parameter) for module, name, _, parameter, _ in made]
         all_made = (places, install, [(weight, parameter, version) for _, _, weight, parameter, version in made])
         # In RAM, a place does not tell which memory it is.
@@ -392,21 +394,19 @@ class ModuleStream:
                 unit.made = None
 
     def _made(self, weight: Weight, place: int, memories: dict[int, Any]) -> tuple[Any, int]:
-        """Return the parameter with its elements, whose group is at this place, and its version."""
+        """Return the parameter with its elements, whose group is at this place, and its version. The caller has left inference mode."""
         made = weight.made.get(place)
         if made is not None:
             return made
-        # Outside of inference mode, so that calls without it may use what one within it made.
-        with torch.inference_mode(False), torch.no_grad():
-            if self._pool is None:
-                if weight.group not in memories:
-                    memories[weight.group] = torch.from_dlpack(self._native.memory(place))
-                memory, at = _elements(memories[weight.group], weight.dtype), weight.at
-            else:
-                if weight.dtype not in self._pools:
-                    self._pools[weight.dtype] = _elements(self._pool, weight.dtype)
-                memory, at = self._pools[weight.dtype], place + weight.at
-            new = weight.parameter(weight.view_of(memory, at))
+        if self._pool is None:
+            if weight.group not in memories:
+                memories[weight.group] = torch.from_dlpack(self._native.memory(place))
+            memory, at = _elements(memories[weight.group], weight.dtype), weight.at
+        else:
+            if weight.dtype not in self._pools:
+                self._pools[weight.dtype] = _elements(self._pool, weight.dtype)
+            memory, at = self._pools[weight.dtype], place + weight.at
+        new = weight.parameter(weight.view_of(memory, at))
         made = (new, new._version)
         if self._pool is not None:
             # Groups come to few places, since those that are alike take each other's.
@@ -426,7 +426,7 @@ class ModuleStream:
                 memories: dict[int, Any] = {}
                 for of in found:
                     if of._of[1].group == group:
-                        with self._lock:
+                        with self._lock, torch._C._InferenceMode(False):
                             made[id(of)] = (of, *self._made(of._of[1], place, memories))
             real = lambda of: made[id(of)][1] if id(of) in made else None  # noqa: E731
             result = func(*each(real, args), **each(real, kwargs))
