@@ -12,8 +12,9 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix, RowKind};
+use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix};
 use forebay_format::TensorType;
+use forebay_ops::RowKind;
 
 #[path = "../tests/weights/mod.rs"]
 #[allow(dead_code, reason = "only a part of the tests' helper is of use here")]

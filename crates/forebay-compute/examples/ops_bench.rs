@@ -6,9 +6,10 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use forebay_compute::{
-    Arithmetic, Attention, AttentionRun, Cpu, Gating, Isa, KV_BLOCK, KvCache, KvLayer, KvShape,
-    KvType, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterRule, RowKind,
+    Arithmetic, Attention, AttentionRun, Cpu, Isa, KvCache, KvLayer, KvShape, RopeConfig,
+    RopeLayout, RopeScaling, RopeTable, RouterRule,
 };
+use forebay_ops::{Gating, KV_BLOCK, KvType, RowKind};
 
 /// Returns the time of the fastest of several runs in seconds.
 fn best(mut f: impl FnMut()) -> f64 {

@@ -15,7 +15,6 @@ mod ngram;
 mod ops;
 mod pool;
 mod recurrent;
-mod row_kind;
 mod scheduling;
 mod short_convolution;
 mod simd;
@@ -24,24 +23,19 @@ mod streams;
 mod testing;
 
 pub use attention::{
-    Attention, AttentionRun, ChosenKeys, Compression, Entries, EntryScratch, KeyChoice, KeyPool,
-    PoolScores, Pools, RelativeBias,
+    Attention, AttentionRun, Compression, Entries, EntryScratch, KeyChoice, KeyPool, PoolScores,
+    RelativeBias,
 };
 pub use cpu::{Arithmetic, Cpu, Isa, default_threads};
 pub use error::ComputeError;
-pub use kv::{KV_BLOCK, KvCache, KvLayer, KvShape, KvType, rows_for_window};
+pub use kv::{KvCache, KvLayer, KvShape, rows_for_window};
 pub use matmul::{Activations, MatmulJob, Matrix};
 pub use ngram::{NGramNorms, NGramShape};
 pub use ops::{
-    GateFunction, Gating, Growth, NEAR_LOGITS, NormForm, RopeConfig, RopeLayout, RopeScaling,
-    RopeTable, RouterGroups, RouterRule, Scoring, Temperature,
+    Growth, NormForm, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterRule, Temperature,
 };
 pub use pool::Pool;
-pub use recurrent::{
-    DeltaColumns, DeltaInputs, DeltaRule, DeltaShape, DeltaVectors, HeadColumns, ProductRows,
-    StateRun,
-};
-pub use row_kind::RowKind;
+pub use recurrent::{DeltaColumns, DeltaInputs, DeltaVectors, ProductRows, StateRun};
 pub use scheduling::run_promptly;
 pub use short_convolution::ShortConvolution;
-pub use streams::{STREAMS_MAX, StreamMixing, StreamPrediction, StreamShape};
+pub use streams::{STREAMS_MAX, StreamPrediction, StreamShape};

@@ -3,8 +3,9 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 
-use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix, RowKind};
+use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix};
 use forebay_format::{TensorType, dequantize};
+use forebay_ops::RowKind;
 use safetensors::SafeTensors;
 
 fn fixture(name: &str) -> Option<Vec<u8>> {

@@ -1,7 +1,8 @@
 //! Comparison of products of every weight type and every kernel family with models in F64.
 
-use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix, RowKind};
+use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix};
 use forebay_format::{TensorType, dequantize};
+use forebay_ops::RowKind;
 use half::f16;
 
 mod weights;

@@ -1,13 +1,13 @@
 //! Features that distinguish a model from a plain decoder, described in words.
 
-use forebay_compute::{GateFunction, Gating, NormForm, RopeScaling, Scoring};
+use forebay_compute::{NormForm, RopeScaling};
 use forebay_format::{Catalog, TensorInfo};
 use forebay_model::Architecture;
 use forebay_model::arch::{
     Attention, AttentionBias, EmbeddingNorm, ExpertInput, Experts, FeedForward, IndexerRule,
-    Latent, LatentNorm, Layer, NormLayout, OutputGate, QkNorm, Rope, StateRule, StreamRule,
-    Streams,
+    Latent, LatentNorm, Layer, NormLayout, OutputGate, QkNorm, Rope, StreamRule, Streams,
 };
+use forebay_ops::{DeltaRule, GateFunction, Gating, Scoring};
 use serde::Serialize;
 
 /// A feature that distinguishes a model from a plain decoder.
@@ -289,26 +289,26 @@ fn shape_words(attention: &Attention) -> String {
 fn recurrent(architecture: &Architecture, add: &mut impl FnMut(&'static str, String)) {
     let Some(shape) = &architecture.recurrent else { return };
     let name = match shape.rule {
-        StateRule::GatedDelta if shape.share_scale > 1.0 => {
+        DeltaRule::GatedDelta if shape.share_scale > 1.0 => {
             "gated DeltaNet with negative eigenvalues"
         }
-        StateRule::GatedDelta => "gated DeltaNet",
-        StateRule::KimiDelta => "Kimi Delta Attention",
-        StateRule::Mamba2 => "Mamba-2",
-        StateRule::Mamba => "Mamba",
-        StateRule::Lightning => "lightning attention",
-        StateRule::ShortConvolution => "gated short convolutions",
+        DeltaRule::GatedDelta => "gated DeltaNet",
+        DeltaRule::KimiDelta => "Kimi Delta Attention",
+        DeltaRule::Mamba2 => "Mamba-2",
+        DeltaRule::Mamba => "Mamba",
+        DeltaRule::Lightning => "lightning attention",
+        DeltaRule::ShortConvolution => "gated short convolutions",
     };
     let kept = shape.convolution - 1;
     let state = match shape.rule {
-        StateRule::ShortConvolution => {
+        DeltaRule::ShortConvolution => {
             format!("the last {kept} inputs of a convolution over {} channels", shape.channels())
         }
-        StateRule::Mamba => format!(
+        DeltaRule::Mamba => format!(
             "a state of {} numbers for each of {} values and the last {kept} inputs of a convolution",
             shape.key_dim, shape.value_dim
         ),
-        StateRule::Lightning => format!(
+        DeltaRule::Lightning => format!(
             "a state of {} heads of {} x {} numbers",
             shape.value_heads, shape.key_dim, shape.value_dim
         ),

@@ -1,8 +1,8 @@
 //! Routing that replaces the model's own: a recorded trace, or uniform random routing. It gives models with random
 //! weights the locality of a real model, or none.
 
-use forebay_compute::RowKind;
 use forebay_model::{ChosenExperts, Run};
+use forebay_ops::RowKind;
 use forebay_stream::routing::{RoutingLayer, RoutingProfile};
 use forebay_stream::{Phase, RoutingTrace};
 

@@ -3,7 +3,7 @@
 use std::hash::Hasher as _;
 use std::io::{self, Read, Write};
 
-use forebay_compute::RowKind;
+use forebay_ops::RowKind;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use twox_hash::XxHash3_64;

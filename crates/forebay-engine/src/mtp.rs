@@ -3,11 +3,11 @@
 //! A pass computes the token that was chosen last and a proposal for the next one. If the choice from the model's logits equals the
 //! proposal, the logits behind the proposal are already there. So tokens are the same as without proposals.
 
-use forebay_compute::RowKind;
 use forebay_format::Catalog;
 use forebay_model::arch::MTP_ROWS_MAX;
 use forebay_model::sampling::{Sampler, argmax};
 use forebay_model::{Architecture, Decoder};
+use forebay_ops::RowKind;
 use serde::Serialize;
 
 use crate::kv::SequenceId;

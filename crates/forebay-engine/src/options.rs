@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_compute::KvType;
 use forebay_model::{CpuOffloadRates, KvCapacity, KvInVram, SubLayerRates};
+use forebay_ops::KvType;
 use forebay_store::{FaultPlan, Interrupt, IoKind, IoRecorder};
 use forebay_stream::PolicyKind;
 use forebay_text::Tokenizer;

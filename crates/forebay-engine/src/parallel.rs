@@ -3,8 +3,8 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use forebay_compute::RowKind;
 use forebay_model::sampling::Sampling;
+use forebay_ops::RowKind;
 use forebay_stream::Residency;
 use serde::Serialize;
 

@@ -3,9 +3,9 @@
 use std::hash::Hasher as _;
 use std::io::Write;
 
-use forebay_compute::RowKind;
 use forebay_model::Routing;
 use forebay_model::arch::{Experts, FeedForward};
+use forebay_ops::RowKind;
 use forebay_stream::routing::{LookupOrder, RoutingHeader, RoutingLayer, RoutingRecorder};
 use forebay_stream::{Block, Phase};
 use forebay_text::Tokenizer;

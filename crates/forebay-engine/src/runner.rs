@@ -8,17 +8,15 @@ mod suspended;
 use std::ops::Range;
 use std::time::Duration;
 
-use forebay_compute::RowKind;
 use forebay_kv::{BlockHash, BlockKey, Link};
 use forebay_model::{
     Decoder, HostMemory, ModelError, Output, Pass, PassWatch, Paused, Prediction, Restoring,
     Routing, Run, Selector,
 };
+use forebay_ops::{KV_BLOCK, RowKind};
 
 use crate::EngineError;
-use crate::kv::{
-    BlockManager, Changes, GroupConfig, GroupStatistics, KV_BLOCK, Row, SavedBlock, SequenceId,
-};
+use crate::kv::{BlockManager, Changes, GroupConfig, GroupStatistics, Row, SavedBlock, SequenceId};
 use crate::kv_tiers::{Fetching, HostSlot, KvTiers};
 
 /// The decoder with the sequences whose keys and values are in its blocks.

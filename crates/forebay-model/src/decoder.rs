@@ -7,7 +7,7 @@ use crate::arch::Architecture;
 use crate::backend::{Backend, Batch, Begun, ChosenExperts, End, NextBlock, Run, Selector, Step};
 use crate::states::States;
 use crate::weights::{FeedForwardWeights, Weights};
-use forebay_compute::RowKind;
+use forebay_ops::RowKind;
 use forebay_store::Interrupt;
 use forebay_stream::Residency;
 use tracing::field::Empty;

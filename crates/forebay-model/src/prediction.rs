@@ -4,7 +4,8 @@ use crate::ModelError;
 use crate::backend::{Batch, End, Run, Step};
 use crate::decoder::{Decoder, Output, end_pass, layer_step};
 use crate::weights::{HeadChunk, MtpWeights};
-use forebay_compute::{NormForm, RowKind};
+use forebay_compute::NormForm;
+use forebay_ops::RowKind;
 
 /// Rows of a pass through the predicting layer. The row at position `t` takes the state of the token at `t` behind the model's last
 /// layer and the token at `t + 1`, and predicts the token at `t + 2`.

@@ -155,7 +155,7 @@ impl States {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_compute::RowKind;
+    use forebay_ops::RowKind;
 
     fn run(table: usize, position: usize, count: usize) -> Run {
         Run { table, kind: RowKind::Prompt, position, count }

@@ -5,6 +5,7 @@
 //! A test compares these hashes without a compiler.
 
 mod archive;
+mod grids;
 mod manifest;
 mod nvrtc;
 

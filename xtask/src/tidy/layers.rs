@@ -4,7 +4,8 @@ use super::Finding;
 use super::files::Repository;
 
 /// Crates, each with the crates that it may depend on.
-const LAYERS: [(&str, &[&str]); 22] = [
+const LAYERS: [(&str, &[&str]); 23] = [
+    ("forebay-ops", &[]),
     ("forebay-format", &["forebay-codec"]),
     ("forebay-codec", &[]),
     ("forebay-text", &["forebay-format"]),
@@ -14,11 +15,12 @@ const LAYERS: [(&str, &[&str]); 22] = [
     ("forebay-chat", &["forebay-text", "forebay-grammar"]),
     ("forebay-store", &["forebay-format", "forebay-codec"]),
     ("forebay-stream", &["forebay-format", "forebay-store"]),
-    ("forebay-compute", &["forebay-format", "forebay-codec"]),
-    ("forebay-cuda", &["forebay-format"]),
+    ("forebay-compute", &["forebay-ops", "forebay-format", "forebay-codec"]),
+    ("forebay-cuda", &["forebay-ops", "forebay-format"]),
     (
         "forebay-gpu-check",
         &[
+            "forebay-ops",
             "forebay-format",
             "forebay-codec",
             "forebay-store",
@@ -33,11 +35,19 @@ const LAYERS: [(&str, &[&str]); 22] = [
     ),
     (
         "forebay-model",
-        &["forebay-format", "forebay-store", "forebay-stream", "forebay-compute", "forebay-cuda"],
+        &[
+            "forebay-ops",
+            "forebay-format",
+            "forebay-store",
+            "forebay-stream",
+            "forebay-compute",
+            "forebay-cuda",
+        ],
     ),
     (
         "forebay-engine",
         &[
+            "forebay-ops",
             "forebay-codec",
             "forebay-format",
             "forebay-text",

@@ -10,13 +10,13 @@
 use std::ops::Range;
 
 use super::AttentionRun;
-use super::pools::Pools;
 use super::prompt::STRIP;
 use super::scores::{Largest, Score, take_heads, transpose};
 use crate::buffer::SharedSlice;
 use crate::cpu::Cpu;
-use crate::kv::{HeadRows, KV_BLOCK, KvCache, widen};
+use crate::kv::{HeadRows, KvCache, widen};
 use crate::simd::{LANES, dispatch};
+use forebay_ops::{ChosenKeys, KV_BLOCK, Pools};
 
 /// Number of scores of one list in a task, a multiple of [`KV_BLOCK`].
 const SHARE: usize = 256;
@@ -77,19 +77,26 @@ impl KeyChoice {
     }
 }
 
-/// The positions that rows of attention see.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ChosenKeys<'a> {
-    /// Ascending numbers of pools `[rows, lists of a row, most]`. Lists of rows that see all positions are not read.
-    pub lists: &'a [u32],
-    /// Number of lists of a row: one for each key/value head, or one for all.
-    pub lists_of_row: usize,
-    pub pools: Pools,
+/// Reads the lists of [`ChosenKeys`].
+pub(super) trait RowLists<'a>: Sized {
+    /// Returns the lists of a row at `position`, or `None` if it sees all positions.
+    fn of(&self, row: usize, position: usize) -> Option<RowChoice<'a>>;
+
+    /// Returns the number of elements of a row's lists.
+    fn row_length(&self) -> usize;
+
+    /// Returns the lists from row `first` on.
+    fn rows_from(&self, first: usize) -> Self;
+
+    /// Returns the number of the run's first rows that see all positions.
+    fn rows_that_see_all(&self, run: &AttentionRun<'_>) -> usize;
+
+    /// Checks that there are lists for these runs.
+    fn check(&self, runs: &[AttentionRun<'_>], kv_heads: usize);
 }
 
-impl<'a> ChosenKeys<'a> {
-    /// Returns the lists of a row at `position`, or `None` if it sees all positions.
-    pub(super) fn of(&self, row: usize, position: usize) -> Option<RowChoice<'a>> {
+impl<'a> RowLists<'a> for ChosenKeys<&'a [u32]> {
+    fn of(&self, row: usize, position: usize) -> Option<RowChoice<'a>> {
         let (pools, length) = (self.pools, self.row_length());
         let lists = || &self.lists[row * length..][..length];
         (!pools.sees_all(position)).then(|| RowChoice { lists: lists(), position, pools })
@@ -99,18 +106,16 @@ impl<'a> ChosenKeys<'a> {
         self.lists_of_row * self.pools.most
     }
 
-    /// Returns the lists from row `first` on.
-    pub(super) fn rows_from(&self, first: usize) -> ChosenKeys<'a> {
+    fn rows_from(&self, first: usize) -> Self {
         ChosenKeys { lists: &self.lists[first * self.row_length()..], ..*self }
     }
 
-    /// Returns the number of the run's first rows that see all positions.
-    pub(super) fn rows_that_see_all(&self, run: &AttentionRun<'_>) -> usize {
+    fn rows_that_see_all(&self, run: &AttentionRun<'_>) -> usize {
         let sees_all = |token: &usize| self.pools.sees_all(run.first_position + token);
         (0..run.tokens).take_while(sees_all).count()
     }
 
-    pub(super) fn check(&self, runs: &[AttentionRun<'_>], kv_heads: usize) {
+    fn check(&self, runs: &[AttentionRun<'_>], kv_heads: usize) {
         self.pools.check();
         let lists = self.lists_of_row;
         assert!(lists == 1 || lists == kv_heads, "attention: {lists} lists of a row");
@@ -408,9 +413,10 @@ fn largest(scores: &[f32], copy: &mut [f32], list: &mut [u32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv::{KvLayer, KvShape, KvType};
-    use crate::row_kind::RowKind;
+    use crate::kv::{KvLayer, KvShape};
     use crate::testing::{cpus, random};
+    use forebay_ops::KvType;
+    use forebay_ops::RowKind;
 
     const DIM: usize = 40;
     const HEADS: usize = 5;

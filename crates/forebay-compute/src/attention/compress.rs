@@ -11,9 +11,10 @@
 use super::AttentionRun;
 use super::pooled::GatedMean;
 use crate::cpu::Cpu;
-use crate::kv::{KV_BLOCK, KvCache, KvShape, widen};
+use crate::kv::{KvCache, KvShape, widen};
 use crate::ops::RopeTable;
 use crate::simd::{LANES, dispatch};
+use forebay_ops::KV_BLOCK;
 
 /// Parameters of one compression.
 #[derive(Debug, Clone, Copy)]

@@ -8,10 +8,11 @@
 use std::ops::Range;
 
 use super::decode::{CHUNK, ChunkWork, blocks_of, join, part_len, scale_queries};
-use super::{Attention, AttentionRun, ChosenKeys};
+use super::{Attention, AttentionRun};
 use crate::cpu::Cpu;
-use crate::kv::{KV_BLOCK, KvCache, widen};
+use crate::kv::{KvCache, widen};
 use crate::ops::share;
+use forebay_ops::{ChosenKeys, KV_BLOCK};
 
 /// Most heads of a task. More share the work of bringing keys together, and fewer keep more threads busy.
 const HEADS: usize = 16;
@@ -27,7 +28,7 @@ pub struct Entries<'a> {
     /// The blocks of each run's sequence in that layer's group.
     pub tables: &'a [&'a [u32]],
     /// The entries that rows see, if they do not see all before them. Rows with no more entries than a list has see all of them.
-    pub chosen: Option<ChosenKeys<'a>>,
+    pub chosen: Option<ChosenKeys<&'a [u32]>>,
 }
 
 /// One query row.

@@ -1,14 +1,11 @@
 //! Compressed entries, their choice and attention over them, compared with the formulas in f64.
 
-use super::{
-    Attention, AttentionRun, ChosenKeys, Compression, Entries, EntryScratch, KeyChoice, PoolScores,
-    Pools,
-};
+use super::{Attention, AttentionRun, Compression, Entries, EntryScratch, KeyChoice, PoolScores};
 use crate::cpu::Cpu;
-use crate::kv::{KV_BLOCK, KvCache, KvLayer, KvShape, KvType};
+use crate::kv::{KvCache, KvLayer, KvShape};
 use crate::ops::{RopeConfig, RopeLayout, RopeScaling, RopeTable};
-use crate::row_kind::RowKind;
 use crate::testing::{cpus, random};
+use forebay_ops::{ChosenKeys, KV_BLOCK, KvType, Pools, RowKind};
 
 const DIM: usize = 40;
 const HEADS: usize = 18;
@@ -226,7 +223,7 @@ fn attention_sees_the_window_and_the_entries() {
             });
             let tables = [&case.tables[1][..]; 3];
             let chosen = lists.as_ref().map(|(lists, most)| ChosenKeys {
-                lists,
+                lists: &lists[..],
                 lists_of_row: 1,
                 pools: Pools::positions(*most),
             });

@@ -14,24 +14,23 @@ mod entries;
 #[cfg(test)]
 mod entries_tests;
 mod pooled;
-mod pools;
 mod prompt;
 mod relative;
 mod scores;
 #[cfg(test)]
 mod tests;
 
-pub use choice::{ChosenKeys, KeyChoice, PoolScores};
+pub use choice::{KeyChoice, PoolScores};
 pub use compress::{Compression, EntryScratch};
 pub(crate) use decode::CHUNK;
 pub use entries::Entries;
 pub use pooled::KeyPool;
-pub use pools::Pools;
 pub use relative::RelativeBias;
 
+use self::choice::RowLists;
 use crate::cpu::Cpu;
-use crate::kv::{KV_BLOCK, KvCache};
-use crate::row_kind::RowKind;
+use crate::kv::KvCache;
+use forebay_ops::{ChosenKeys, KV_BLOCK, RowKind};
 
 /// Parameters of one attention operation: the cached positions that each query sees, and the form
 /// of the scores.
@@ -57,7 +56,7 @@ pub struct Attention<'a> {
     /// Biases of the scores by distance, which are added to them before the limit.
     pub relative: Option<RelativeBias<'a>>,
     /// The positions that rows see, if they do not see all before them.
-    pub chosen: Option<ChosenKeys<'a>>,
+    pub chosen: Option<ChosenKeys<&'a [u32]>>,
 }
 
 impl Attention<'static> {

@@ -125,8 +125,9 @@ fn load<S: Simd>(simd: S, row: &[f32], at: usize) -> S::V {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv::{KvLayer, KvShape, KvType};
+    use crate::kv::{KvLayer, KvShape};
     use crate::testing::{cpus, random};
+    use forebay_ops::KvType;
 
     #[test]
     fn pools_are_means_or_averages_by_gates() {

@@ -11,9 +11,10 @@
 use super::{Attention, AttentionRun};
 use crate::buffer::SharedSlice;
 use crate::cpu::Cpu;
-use crate::kv::{HeadRows, KV_BLOCK, KvCache, widen};
+use crate::kv::{HeadRows, KvCache, widen};
 use crate::pool::tasks_at_once;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
+use forebay_ops::KV_BLOCK;
 
 /// Number of rows in a strip: three vectors. Three vectors times four keys fill twelve of the
 /// sixteen registers.

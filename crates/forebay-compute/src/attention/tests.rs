@@ -1,11 +1,12 @@
 //! Comparison of both kernels with plain f64 attention.
 
-use super::{Attention, AttentionRun, ChosenKeys, Pools, RelativeBias, decode, prompt};
+use super::choice::RowLists;
+use super::{Attention, AttentionRun, RelativeBias, decode, prompt};
 use crate::cpu::{Arithmetic, Cpu, Isa};
 use crate::kv::tests::stored;
-use crate::kv::{KV_BLOCK, KvCache, KvLayer, KvShape, KvType};
-use crate::row_kind::RowKind;
+use crate::kv::{KvCache, KvLayer, KvShape};
 use crate::testing::{cpus, random};
+use forebay_ops::{ChosenKeys, KV_BLOCK, KvType, Pools, RowKind};
 
 /// A problem, its inputs, and a cache filled with them.
 struct Case {
@@ -401,7 +402,7 @@ fn the_number_of_threads_changes_no_bit() {
     }
 }
 
-fn by_position(lists: &[u32], most: usize) -> ChosenKeys<'_> {
+fn by_position(lists: &[u32], most: usize) -> ChosenKeys<&[u32]> {
     ChosenKeys { lists, lists_of_row: 1, pools: Pools::positions(most) }
 }
 
@@ -514,7 +515,7 @@ fn every_key_value_head_sees_the_pools_of_its_own_list() {
                         (0..most).map(move |at| (at + (position + 3 * head) % (left + 1)) as u32)
                     })
                     .collect();
-                let chosen = Some(ChosenKeys { lists: &lists, lists_of_row: 2, pools });
+                let chosen = Some(ChosenKeys { lists: &lists[..], lists_of_row: 2, pools });
                 let what = Attention { chosen, ..case.what() };
                 let expected = case.reference(&what, (first, tokens));
                 for row in [RowKind::Prompt, RowKind::Decode] {

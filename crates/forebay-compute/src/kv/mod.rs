@@ -15,45 +15,27 @@ use crate::attention::CHUNK;
 use crate::cpu::Cpu;
 use crate::error::ComputeError;
 use crate::simd::LANES;
+use forebay_ops::{KV_BLOCK, KvType};
 
-/// Number of positions of a block.
-pub const KV_BLOCK: usize = 16;
-
-/// Storage type of the cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum KvType {
-    F16,
-    F32,
-    /// One byte per element, and a half-precision scale for every 32 elements of a row: their
-    /// largest magnitude divided by 127.
-    Q8_0,
-    /// Four bits per element, with a scale for every 32 elements: the element farthest from 0
-    /// divided by -8. Codes are 0 to 15 and stand for -8 to 7, as in GGUF's blocks of the same
-    /// name.
-    Q4_0,
+/// Returns the size in bytes of one row of `dim` elements, padded to whole vectors or blocks.
+/// Returns `None` if that does not fit 64 bits.
+pub(crate) fn row_bytes(kind: KvType, dim: usize) -> Option<u64> {
+    let stride = padded(kind, dim)? as u64;
+    match kind {
+        KvType::F16 => stride.checked_mul(2),
+        KvType::F32 => stride.checked_mul(4),
+        KvType::Q8_0 => (stride / BLOCK as u64).checked_mul(34),
+        KvType::Q4_0 => (stride / BLOCK as u64).checked_mul(18),
+    }
 }
 
-impl KvType {
-    /// Returns the size in bytes of one row of `dim` elements, padded to whole vectors or blocks.
-    /// Returns `None` if that does not fit 64 bits.
-    pub(crate) fn row_bytes(self, dim: usize) -> Option<u64> {
-        let stride = self.padded(dim)? as u64;
-        match self {
-            KvType::F16 => stride.checked_mul(2),
-            KvType::F32 => stride.checked_mul(4),
-            KvType::Q8_0 => (stride / BLOCK as u64).checked_mul(34),
-            KvType::Q4_0 => (stride / BLOCK as u64).checked_mul(18),
-        }
-    }
-
-    /// Returns the number of elements from one row to the next. Rows are padded so that no kernel
-    /// needs a tail.
-    fn padded(self, dim: usize) -> Option<usize> {
-        dim.checked_next_multiple_of(match self {
-            KvType::F16 | KvType::F32 => LANES,
-            KvType::Q8_0 | KvType::Q4_0 => BLOCK,
-        })
-    }
+/// Returns the number of elements from one row to the next. Rows are padded so that no kernel
+/// needs a tail.
+fn padded(kind: KvType, dim: usize) -> Option<usize> {
+    dim.checked_next_multiple_of(match kind {
+        KvType::F16 | KvType::F32 => LANES,
+        KvType::Q8_0 | KvType::Q4_0 => BLOCK,
+    })
 }
 
 /// Form of the keys and values of one layer.
@@ -73,8 +55,8 @@ impl KvShape {
     /// Returns the number of bytes that a layer of this shape takes in every block, or `None` if
     /// that does not fit 64 bits.
     pub fn block_bytes(&self, kind: KvType) -> Option<u64> {
-        let values = if self.values_in_keys { 0 } else { kind.row_bytes(self.head_dim_v)? };
-        let row = kind.row_bytes(self.head_dim_k)?.checked_add(values)?;
+        let values = if self.values_in_keys { 0 } else { row_bytes(kind, self.head_dim_v)? };
+        let row = row_bytes(kind, self.head_dim_k)?.checked_add(values)?;
         row.checked_mul(self.kv_heads as u64)?.checked_mul(KV_BLOCK as u64)
     }
 }
@@ -181,7 +163,7 @@ impl KvCache {
             .collect();
         let groups = blocks.iter().zip(block_elements).map(|(&blocks, block_elements)| {
             let elements = Elements::zeroed(kind, blocks.checked_mul(block_elements)?)?;
-            let block_bytes = kind.row_bytes(block_elements)?;
+            let block_bytes = row_bytes(kind, block_elements)?;
             Some(Group { elements, block_elements, block_bytes, blocks })
         });
         let groups = groups.collect::<Option<Vec<Group>>>().ok_or_else(refused)?;
@@ -421,7 +403,7 @@ impl Layer {
         assert!(fits, "{layer:?}: rows that no blocks hold");
         let rows = rows_of_block(span);
         let mut plane = |dim: usize| {
-            let stride = kind.padded(dim).expect("the bytes were counted");
+            let stride = padded(kind, dim).expect("the bytes were counted");
             let first = *end;
             *end += kv_heads * rows * stride;
             Plane { first, rows, dim, stride }

@@ -1,9 +1,9 @@
 //! Memory layout of rows of keys and values for each type, and access to them for kernels.
 
-use super::KvType;
 use crate::buffer::Buffer;
 use crate::cpu::Cpu;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
+use forebay_ops::KvType;
 
 /// Number of elements that share a scale.
 pub(super) const BLOCK: usize = 32;

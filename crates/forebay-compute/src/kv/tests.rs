@@ -1,3 +1,4 @@
+use forebay_ops::KvType;
 use half::f16;
 
 use super::*;

@@ -31,7 +31,7 @@ use task::{ChunkRows, Kernel, Plan};
 use types::{ActivationForm, activation_form};
 
 use crate::cpu::{Arithmetic, Cpu, Isa};
-use crate::row_kind::RowKind;
+use forebay_ops::RowKind;
 
 /// A matrix of weights: `rows` rows of `cols` elements, encoded as `ty`.
 #[derive(Clone, Copy)]

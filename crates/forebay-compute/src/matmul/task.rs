@@ -10,7 +10,7 @@ use super::aligned::AlignedVec;
 use super::portable::BlockScales;
 use super::{Activations, MatmulJob};
 use crate::pool::Pool;
-use crate::row_kind::RowKind;
+use forebay_ops::RowKind;
 
 /// A function that computes `rows` of a task for all its tokens.
 ///

@@ -2,7 +2,8 @@
 
 use super::share;
 use crate::cpu::Cpu;
-use crate::kv::{KvShape, KvType};
+use crate::kv::KvShape;
+use forebay_ops::KvType;
 
 /// Most elements that are mixed with each other. Longer matrices round a little better and cost more.
 const MIXED_MAX: usize = 64;

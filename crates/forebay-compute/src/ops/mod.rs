@@ -14,11 +14,10 @@ mod row_gate;
 mod softmax;
 
 pub(crate) use gating::times_logistic;
-pub use gating::{GateFunction, Gating};
 pub use norm::NormForm;
 pub(crate) use norm::{norm_row, row_scale};
 pub use rope::{RopeConfig, RopeLayout, RopeScaling, RopeTable};
-pub use router::{NEAR_LOGITS, RouterGroups, RouterRule, Scoring};
+pub use router::RouterRule;
 pub use row_factors::{Growth, Temperature};
 
 /// Returns `1 / (1 + e^-x)`.

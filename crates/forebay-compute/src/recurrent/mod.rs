@@ -12,23 +12,13 @@ mod steps;
 mod tests;
 
 use self::kernels::{Convolve, GateRow, NormaliseHead};
-pub use self::shape::{DeltaRule, DeltaShape};
 use self::steps::HeadSteps;
 use crate::buffer::SharedSlice;
 use crate::cpu::Cpu;
 use crate::ops::{logistic, norm_row};
 use crate::pool::tasks_at_once;
 use crate::simd::{LANES, dispatch};
-
-/// Columns of a product that belong to the heads. Those of a key head are consecutive, and those of the value heads that it
-/// serves, too.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HeadColumns {
-    /// The first column of the first key head.
-    pub first: usize,
-    /// Number of columns from one key head to the next.
-    pub step: usize,
-}
+use forebay_ops::{DeltaRule, DeltaShape, HeadColumns};
 
 /// Rows of a product, one for each token.
 #[derive(Debug, Clone, Copy)]
@@ -124,7 +114,7 @@ impl Cpu {
         scratch: &mut [f32],
         out: &mut [f32],
     ) {
-        shape.check();
+        shape::check(shape);
         assert!(shape.rule != DeltaRule::Mamba, "gated_delta: {shape:?}");
         if shape.rule == DeltaRule::ShortConvolution {
             return self.short_convolution(shape, weights, inputs, runs, states, scratch, out);

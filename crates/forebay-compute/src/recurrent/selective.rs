@@ -1,10 +1,11 @@
 //! The selective scan of Mamba (Gu and Dao 2023): every value has a state of its own.
 
-use super::{DeltaInputs, DeltaRule, DeltaShape, DeltaVectors, StateRun, check_places, softplus};
+use super::{DeltaInputs, DeltaVectors, StateRun, check_places, softplus};
 use crate::buffer::SharedSlice;
 use crate::cpu::Cpu;
 use crate::ops::times_logistic;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
+use forebay_ops::{DeltaRule, DeltaShape};
 
 /// Vectors of values that a task takes.
 const VECTORS_OF_TASK: usize = 8;
@@ -24,7 +25,7 @@ impl Cpu {
         states: &mut [f32],
         mixed: &mut [f32],
     ) {
-        shape.check();
+        super::shape::check(shape);
         let tokens: usize = runs.iter().map(|run| run.tokens).sum();
         let values = shape.value_width();
         let lengths = [
@@ -60,7 +61,7 @@ impl Cpu {
         states: &mut [f32],
         out: &mut [f32],
     ) {
-        shape.check();
+        super::shape::check(shape);
         let tokens: usize = runs.iter().map(|run| run.tokens).sum();
         let (values, key_dim) = (shape.value_width(), shape.key_dim);
         let lengths = [
@@ -184,9 +185,10 @@ impl<F: Fn(usize, &[f32; LANES])> Kernel for ValueSteps<'_, F> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{DeltaColumns, HeadColumns, ProductRows};
+    use super::super::{DeltaColumns, ProductRows};
     use super::*;
     use crate::testing::{cpus, random};
+    use forebay_ops::HeadColumns;
 
     /// A layer of random numbers. Its products are values and gates together, steps, and keys and queries together.
     struct Layer {

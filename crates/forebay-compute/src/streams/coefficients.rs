@@ -1,8 +1,9 @@
 //! Coefficients of rows of streams, from products with the streams.
 
-use super::{STREAMS_MAX, StreamMixing, StreamShape};
+use super::{STREAMS_MAX, StreamShape};
 use crate::cpu::Cpu;
 use crate::ops::{logistic, row_scale, share};
+use forebay_ops::StreamMixing;
 
 impl Cpu {
     /// Replaces the products of rows of streams `x` with a matrix, `[rows, base.len()]`, by coefficients. If there are only as
@@ -15,7 +16,7 @@ impl Cpu {
         &self,
         x: &[f32],
         shape: StreamShape,
-        mixing: &StreamMixing<'_>,
+        mixing: &StreamMixing<&[f32]>,
         products: &mut [f32],
     ) {
         let (rows, width) = (shape.rows_of(x), mixing.base.len());
@@ -45,7 +46,7 @@ impl Cpu {
 fn coefficients_of_row(
     streams: usize,
     scale: f32,
-    mixing: &StreamMixing<'_>,
+    mixing: &StreamMixing<&[f32]>,
     products: &mut [f32],
 ) {
     let StreamMixing { scales, base, iterations, epsilon, outputs: (factor, added), .. } = *mixing;

@@ -55,23 +55,6 @@ impl StreamShape {
     }
 }
 
-/// Parameters that turn products of the streams into coefficients.
-#[derive(Debug, Clone, Copy)]
-pub struct StreamMixing<'a> {
-    /// Factors of the products: those for inputs, and those for outputs and for the matrix if there are such.
-    pub scales: &'a [f32],
-    /// Numbers that are added to the products of a row after that.
-    pub base: &'a [f32],
-    /// Number of times that the columns of the matrix are divided by their sums. Its rows are divided between.
-    pub iterations: usize,
-    /// Number that is added to factors of inputs, to the matrix before the first division, and to its sums.
-    pub epsilon: f32,
-    /// Factor of the logistic function in factors of outputs, and what is added to these.
-    pub outputs: (f32, f32),
-    /// Number that is added to the mean square of a row before its products are divided by the root.
-    pub norm_epsilon: f32,
-}
-
 impl Cpu {
     /// Copies the first stream of every row of `x` to the other streams.
     ///

@@ -1,7 +1,8 @@
 //! Streams against the formulas in f64.
 
-use super::{StreamMixing, StreamShape};
+use super::StreamShape;
 use crate::testing::{cpus, random};
+use forebay_ops::StreamMixing;
 
 fn logistic(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
@@ -23,7 +24,7 @@ fn assert_close(found: &[f32], expected: &[f64], limit: f64) {
 fn coefficients(
     x: &[f32],
     shape: StreamShape,
-    of: &StreamMixing<'_>,
+    of: &StreamMixing<&[f32]>,
     products: &[f32],
 ) -> Vec<f64> {
     let n = shape.count;
@@ -259,8 +260,8 @@ fn a_row_has_the_same_bits_alone() {
         let (x, added) = (random(1, rows * shape.row()), random(2, rows * shape.width));
         let base = random(3, shape.coefficients());
         let mixing = StreamMixing {
-            scales: &[1.0, 2.0, 3.0],
-            base: &base,
+            scales: &[1.0, 2.0, 3.0][..],
+            base: &base[..],
             iterations: 20,
             epsilon: 1e-6,
             outputs: (2.0, 0.0),

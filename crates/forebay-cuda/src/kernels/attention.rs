@@ -1,12 +1,13 @@
 //! Causal attention over the KV cache: choice of the kernel and the number of parts of a split context.
 
 use super::{
-    AttentionInputs, Converted, CutPrompts, KvElement, KvLayer, KvLayerShape, PassRows, PromptRun,
-    PromptTiles, Rotation, RowKind,
+    AttentionInputs, Converted, CutPrompts, DeviceKvLayer, KvLayerShape, PassRows, PromptRun,
+    PromptTiles, Rotation,
 };
-use super::{ChosenKeys, latent, prompts};
+use super::{latent, prompts};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
+use forebay_ops::{ChosenKeys, KvType, RowKind};
 
 /// Query rows that share one read of the cache; the same as in the decode kernel.
 const COLUMNS: usize = 8;
@@ -34,7 +35,7 @@ const GENERAL_SPLITS: SplitRule = SplitRule { step: 16, alone: 0, most: 64 };
 /// Arguments of attention: the queries, the part of the cache that they see, and the form of scores. The CPU's type of
 /// the same name has the same meaning.
 #[derive(Clone, Copy)]
-pub struct Attention {
+pub struct DeviceAttention {
     /// Queries `[rows, heads, dim_k]`.
     pub q: DevicePtr<f32>,
     /// Outputs `[rows, heads, dim_v]`.
@@ -62,7 +63,7 @@ pub struct Attention {
     /// Biases of scores by distance, if the shape says that there are such ([`KvLayerShape::biased`]).
     pub relative: Option<RelativeBiases>,
     /// The positions that rows see, if the shape says that these are chosen ([`KvLayerShape::chosen`]).
-    pub chosen: Option<ChosenKeys>,
+    pub chosen: Option<ChosenKeys<DevicePtr<u32>>>,
     /// Second output that gets `out` converted, if [`converts_outputs`] allows it: rounded for generated tokens, as halves for
     /// prompts.
     pub also: Option<Converted>,
@@ -155,7 +156,7 @@ impl Family {
             Family::Latent
         } else if shape.chosen
             || shape.biased
-            || shape.element == KvElement::F32
+            || shape.element == KvType::F32
             || shape.dim_k.max(shape.dim_v) > 256
             || !shape.dim_k.is_multiple_of(2)
             || !shape.dim_v.is_multiple_of(2)
@@ -267,7 +268,7 @@ impl AttentionScratchSize {
     }
 }
 
-impl Attention {
+impl DeviceAttention {
     /// Passes the last arguments of the decode kernel.
     fn pass_fused(&self, launch: Launch, shape: &KvLayerShape) -> Launch {
         let tokens = self.rows.count;
@@ -378,14 +379,14 @@ impl Gpu {
     /// exceeded. Panics if chosen positions are missing, or are given together with a window.
     pub fn attention(
         &self,
-        what: &Attention,
-        layer: &KvLayer,
+        what: &DeviceAttention,
+        layer: &DeviceKvLayer,
         splits: AttentionSplits,
         scratch: &AttentionScratch,
     ) -> Result<(), CudaError> {
         layer.check();
         let shape = &layer.shape;
-        let Attention { rows, heads, .. } = *what;
+        let DeviceAttention { rows, heads, .. } = *what;
         let (tokens, kind) = (rows.count, rows.kind);
         assert!(heads > 0 && heads.is_multiple_of(shape.kv_heads), "{heads} heads over {shape:?}");
         assert!(shape.dim_k.max(shape.dim_v) <= ATTENTION_DIM_MAX, "{shape:?} has too long heads");
@@ -499,7 +500,7 @@ impl Gpu {
     }
 }
 
-impl Attention {
+impl DeviceAttention {
     /// Returns the window as kernels take it. A chunk as long as the context hides nothing.
     pub(super) fn window_argument(&self, context: usize) -> i32 {
         let length = self.window.map_or(0, |window| window.min(context));
@@ -536,10 +537,10 @@ fn kernel_of(shape: &KvLayerShape, family: Family) -> (&'static str, &'static st
     let dim = shape.dim_k.max(shape.dim_v);
     if family == Family::General {
         let module = match shape.element {
-            KvElement::F16 => "attention_general_f16",
-            KvElement::F32 => "attention_general_f32",
-            KvElement::Q8_0 => "attention_general_q8_0",
-            KvElement::Q4_0 => "attention_general_q4_0",
+            KvType::F16 => "attention_general_f16",
+            KvType::F32 => "attention_general_f32",
+            KvType::Q8_0 => "attention_general_q8_0",
+            KvType::Q4_0 => "attention_general_q4_0",
         };
         let kernel = match dim {
             0..=128 => "attention_general_128",
@@ -553,19 +554,19 @@ fn kernel_of(shape: &KvLayerShape, family: Family) -> (&'static str, &'static st
     macro_rules! module {
         ($kernel:literal) => {
             match (shape.element, dim) {
-                (KvElement::F16, 0..=64) => concat!($kernel, "_f16_64"),
-                (KvElement::F16, 65..=96) => concat!($kernel, "_f16_96"),
-                (KvElement::F16, 97..=128) => concat!($kernel, "_f16_128"),
-                (KvElement::F16, _) => concat!($kernel, "_f16_256"),
-                (KvElement::Q8_0, 0..=64) => concat!($kernel, "_q8_0_64"),
-                (KvElement::Q8_0, 65..=96) => concat!($kernel, "_q8_0_96"),
-                (KvElement::Q8_0, 97..=128) => concat!($kernel, "_q8_0_128"),
-                (KvElement::Q8_0, _) => concat!($kernel, "_q8_0_256"),
-                (KvElement::Q4_0, 0..=64) => concat!($kernel, "_q4_0_64"),
-                (KvElement::Q4_0, 65..=96) => concat!($kernel, "_q4_0_96"),
-                (KvElement::Q4_0, 97..=128) => concat!($kernel, "_q4_0_128"),
-                (KvElement::Q4_0, _) => concat!($kernel, "_q4_0_256"),
-                (KvElement::F32, _) => unreachable!("the general kernel computes in f32"),
+                (KvType::F16, 0..=64) => concat!($kernel, "_f16_64"),
+                (KvType::F16, 65..=96) => concat!($kernel, "_f16_96"),
+                (KvType::F16, 97..=128) => concat!($kernel, "_f16_128"),
+                (KvType::F16, _) => concat!($kernel, "_f16_256"),
+                (KvType::Q8_0, 0..=64) => concat!($kernel, "_q8_0_64"),
+                (KvType::Q8_0, 65..=96) => concat!($kernel, "_q8_0_96"),
+                (KvType::Q8_0, 97..=128) => concat!($kernel, "_q8_0_128"),
+                (KvType::Q8_0, _) => concat!($kernel, "_q8_0_256"),
+                (KvType::Q4_0, 0..=64) => concat!($kernel, "_q4_0_64"),
+                (KvType::Q4_0, 65..=96) => concat!($kernel, "_q4_0_96"),
+                (KvType::Q4_0, 97..=128) => concat!($kernel, "_q4_0_128"),
+                (KvType::Q4_0, _) => concat!($kernel, "_q4_0_256"),
+                (KvType::F32, _) => unreachable!("the general kernel computes in f32"),
             }
         };
     }
@@ -579,14 +580,13 @@ fn kernel_of(shape: &KvLayerShape, family: Family) -> (&'static str, &'static st
 mod tests {
     use super::*;
 
-    const ELEMENTS: [KvElement; 4] =
-        [KvElement::F16, KvElement::F32, KvElement::Q8_0, KvElement::Q4_0];
+    const ELEMENTS: [KvType; 4] = [KvType::F16, KvType::F32, KvType::Q8_0, KvType::Q4_0];
 
-    fn shape(element: KvElement, kv_heads: usize, dims: (usize, usize)) -> KvLayerShape {
+    fn shape(element: KvType, kv_heads: usize, dims: (usize, usize)) -> KvLayerShape {
         KvLayerShape::new(element, kv_heads, dims, 16_384)
     }
 
-    fn latent_shape(element: KvElement) -> KvLayerShape {
+    fn latent_shape(element: KvType) -> KvLayerShape {
         KvLayerShape { values_in_keys: true, ..shape(element, 1, (576, 512)) }
     }
 
@@ -606,7 +606,7 @@ mod tests {
 
     #[test]
     fn latent_rows_have_modules_and_scratch_of_their_own() {
-        for element in [KvElement::F16, KvElement::Q8_0, KvElement::Q4_0] {
+        for element in [KvType::F16, KvType::Q8_0, KvType::Q4_0] {
             let shape = latent_shape(element);
             for module in attention_modules(&shape) {
                 let ptx = crate::ptx::text(module);
@@ -619,13 +619,13 @@ mod tests {
             let size = AttentionScratchSize::of(132, &shape, 16, 2, 512);
             assert_eq!(size, AttentionScratchSize { floats: 2 * 16 * 128 * 514, tickets: 32 });
         }
-        let exact = latent_shape(KvElement::F32);
+        let exact = latent_shape(KvType::F32);
         assert_eq!(attention_modules(&exact), ["attention_general_f32"; 2]);
     }
 
     #[test]
     fn a_rows_splits_follow_from_its_position() {
-        let shape = shape(KvElement::F16, 8, (128, 128));
+        let shape = shape(KvType::F16, 8, (128, 128));
         let limit = Family::Decode.limit(132, &shape, 32);
         assert_eq!(limit, 49);
         let splits = |end| Family::Decode.splits(limit, end);
@@ -640,13 +640,13 @@ mod tests {
 
     #[test]
     fn latent_rows_are_cut_into_tiles_of_rows_of_heads() {
-        let most = prompt_tiles_max(&latent_shape(KvElement::F16), 40, 6, 1);
+        let most = prompt_tiles_max(&latent_shape(KvType::F16), 40, 6, 1);
         assert!((4..=16).contains(&most), "{most}");
     }
 
     #[test]
     fn scratch_is_counted_by_rows_and_limit() {
-        let plain = shape(KvElement::F16, 8, (128, 128));
+        let plain = shape(KvType::F16, 8, (128, 128));
         let size = |shape: &KvLayerShape, rows| AttentionScratchSize::of(132, shape, 32, rows, 0);
         let floats = 8 * 49 * 8 * 130;
         assert_eq!(size(&plain, 1), AttentionScratchSize { floats, tickets: 8 });
@@ -658,7 +658,7 @@ mod tests {
         let prompts = AttentionScratchSize::of(132, &plain, 32, 1, 512);
         let floats = 128 * 32 * 8 * 130;
         assert_eq!(prompts, AttentionScratchSize { floats, tickets: 8 });
-        let exact = KvLayerShape { element: KvElement::F32, ..plain };
+        let exact = KvLayerShape { element: KvType::F32, ..plain };
         assert_eq!(
             size(&exact, 2),
             AttentionScratchSize { floats: 2 * 32 * 12 * 130, tickets: 64 }

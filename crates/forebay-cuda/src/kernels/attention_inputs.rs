@@ -1,8 +1,9 @@
 //! The steps between the projections of queries, keys and values and attention, in one launch.
 
-use super::{KvElement, KvLayer, KvLayerShape, PassRows};
+use super::{DeviceKvLayer, KvLayerShape, PassRows};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
+use forebay_ops::KvType;
 
 /// Number of heads of a block, one warp each; the same as in the kernel.
 const WARPS: usize = 4;
@@ -119,12 +120,12 @@ impl AttentionInputs {
     }
 }
 
-pub(super) fn inputs_module(element: KvElement) -> &'static str {
+pub(super) fn inputs_module(element: KvType) -> &'static str {
     match element {
-        KvElement::F16 => "attention_inputs_f16",
-        KvElement::F32 => "attention_inputs_f32",
-        KvElement::Q8_0 => "attention_inputs_q8_0",
-        KvElement::Q4_0 => "attention_inputs_q4_0",
+        KvType::F16 => "attention_inputs_f16",
+        KvType::F32 => "attention_inputs_f32",
+        KvType::Q8_0 => "attention_inputs_q8_0",
+        KvType::Q4_0 => "attention_inputs_q4_0",
     }
 }
 
@@ -142,7 +143,7 @@ impl Gpu {
     pub fn attention_inputs(
         &self,
         inputs: &AttentionInputs,
-        layer: &KvLayer,
+        layer: &DeviceKvLayer,
         pass: &PassRows,
     ) -> Result<(), CudaError> {
         layer.check();
@@ -203,7 +204,7 @@ impl Gpu {
         sums: DevicePtr<f32>,
         count: usize,
         mixed: usize,
-        element: KvElement,
+        element: KvType,
     ) -> Result<(), CudaError> {
         assert!(element.rounds(), "{element:?} is not rounded");
         assert!(mixed.is_power_of_two() && (2..=MIXED_MAX).contains(&mixed), "{mixed} are mixed");

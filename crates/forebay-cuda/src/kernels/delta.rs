@@ -2,6 +2,7 @@
 
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
+use forebay_ops::{DeltaRule, DeltaShape, HeadColumns};
 
 const THREADS: usize = 256;
 /// The most threads of a block that takes the steps of long runs: `delta.cu`.
@@ -12,168 +13,79 @@ const LONG_RUN: usize = 4;
 /// Stands for the empty state in [`DeltaRuns`].
 pub const NO_STATE: u32 = u32::MAX;
 
-/// How a token changes the state of a head, and how the head's output is normed and gated. `forebay_compute::DeltaRule` says
-/// what each one does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeltaRule {
-    GatedDelta,
-    KimiDelta,
-    Mamba2,
-    Mamba,
-    Lightning,
-    ShortConvolution,
+/// Returns true if values are added to a state, and a kernel of its own norms and gates the outputs.
+fn adds(rule: DeltaRule) -> bool {
+    matches!(rule, DeltaRule::Mamba2 | DeltaRule::Lightning)
 }
 
-impl DeltaRule {
-    /// Returns true if values are added to a state, and a kernel of its own norms and gates the outputs.
-    fn adds(self) -> bool {
-        matches!(self, DeltaRule::Mamba2 | DeltaRule::Lightning)
+/// Returns true if the kernels take this shape.
+pub fn takes_delta(shape: &DeltaShape) -> bool {
+    if shape.rule == DeltaRule::ShortConvolution {
+        return shape.key_dim == 0 && shape.value_width() > 0 && shape.convolution >= 2;
+    }
+    if shape.rule == DeltaRule::Mamba {
+        let one_head = (shape.key_heads, shape.value_heads) == (1, 1);
+        let fits = (1..=KEY_DIM_MAX).contains(&shape.key_dim) && shape.value_dim > 0;
+        return one_head && fits && shape.convolution >= 2;
+    }
+    let Some((capacity, threads_max)) = kernel_of(shape) else { return false };
+    let norms = match (shape.rule, shape.norm_width) {
+        (DeltaRule::Mamba2, 0) => true,
+        (DeltaRule::Mamba2, width) => shape.value_width().is_multiple_of(width),
+        (DeltaRule::Lightning, width) => width == shape.value_width(),
+        (_, width) => width == shape.value_dim,
+    };
+    let threads = shape.value_dim * capacity / ROW_ELEMENTS;
+    shape.key_dim.is_multiple_of(4)
+        && threads <= threads_max
+        && threads.is_multiple_of(32)
+        && shape.convolution >= if shape.rule == DeltaRule::Lightning { 1 } else { 2 }
+        && shape.key_heads > 0
+        && norms
+        && shape.value_heads.is_multiple_of(shape.key_heads)
+}
+
+/// Returns the module of this shape.
+///
+/// # Panics
+/// Panics if the shape is not supported.
+pub fn delta_module(shape: &DeltaShape) -> &'static str {
+    match kernel_of(shape) {
+        Some(_) if shape.rule == DeltaRule::Mamba => "selective",
+        Some((64, _)) => "delta_64",
+        Some((128, _)) => "delta_128",
+        Some((256, _)) => "delta_256",
+        _ => panic!("no kernel for {shape:?}"),
     }
 }
 
-/// Shape of a recurrent layer.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct DeltaShape {
-    pub rule: DeltaRule,
-    pub key_heads: usize,
-    /// A multiple of `key_heads`.
-    pub value_heads: usize,
-    pub key_dim: usize,
-    pub value_dim: usize,
-    /// Number of tokens that the convolution sees.
-    pub convolution: usize,
-    /// True if value head `j` uses key head `j % key_heads`, otherwise consecutive value heads share one.
-    pub tiled: bool,
-    /// Number of elements of the output that are normed together: `value_dim`, or with [`DeltaRule::Mamba2`] those of several
-    /// heads, or 0 if outputs are not normed. Not read with [`DeltaRule::Mamba`].
-    pub norm_width: usize,
-    /// True if the sigmoid of `z` gates the output, and not `silu(z)`. Read with [`DeltaRule::GatedDelta`], [`DeltaRule::KimiDelta`]
-    /// and [`DeltaRule::Lightning`] only.
-    pub sigmoid_gate: bool,
-    /// Logarithm of the fastest decay, with [`DeltaRule::KimiDelta`]; 0 if there is none.
-    pub decay_bound: f32,
-    /// Factor of the share of replacement, with [`DeltaRule::GatedDelta`]; 1 with other rules.
-    pub share_scale: f32,
+/// Returns the threads for the state matrix of a value head.
+fn head_threads(shape: &DeltaShape) -> usize {
+    let (capacity, _) = kernel_of(shape).expect("the shape is supported");
+    shape.value_dim * capacity / ROW_ELEMENTS
 }
 
-impl DeltaShape {
-    /// Returns the number of channels of the convolution.
-    pub fn channels(&self) -> usize {
-        match self.rule {
-            DeltaRule::Mamba => self.value_width(),
-            _ => 2 * self.key_heads * self.key_dim + self.value_width(),
-        }
+/// Returns the kernel of this rule that does a part of the steps.
+fn entry(rule: DeltaRule, part: &'static str) -> &'static str {
+    match (rule, part) {
+        (DeltaRule::GatedDelta, "steps") => "delta_steps",
+        (DeltaRule::GatedDelta, "scan") => "delta_scan",
+        (DeltaRule::GatedDelta, _) => "delta_prepare",
+        (DeltaRule::KimiDelta, "steps") => "kimi_steps",
+        (DeltaRule::KimiDelta, "scan") => "kimi_scan",
+        (DeltaRule::KimiDelta, _) => "kimi_prepare",
+        (DeltaRule::Lightning, "steps") => "lightning_steps",
+        (DeltaRule::Lightning, _) => "lightning_scan",
+        (_, "steps") => "mamba2_steps",
+        (_, "scan") => "mamba2_scan",
+        _ => "mamba2_prepare",
     }
+}
 
-    /// Returns the number of elements of a token's output.
-    pub fn value_width(&self) -> usize {
-        self.value_heads * self.value_dim
-    }
-
-    /// Returns the number of factors by which a head's state decays.
-    pub fn decay_width(&self) -> usize {
-        match self.rule {
-            DeltaRule::KimiDelta | DeltaRule::Mamba => self.key_dim,
-            DeltaRule::GatedDelta
-            | DeltaRule::Mamba2
-            | DeltaRule::Lightning
-            | DeltaRule::ShortConvolution => 1,
-        }
-    }
-
-    /// Returns the number of [`Delta::step`].
-    fn steps(&self) -> usize {
-        if self.rule == DeltaRule::Lightning { 0 } else { self.value_heads * self.decay_width() }
-    }
-
-    /// Returns the number of weights of the norm of the outputs.
-    pub fn norm_weights(&self) -> usize {
-        match self.rule {
-            DeltaRule::GatedDelta | DeltaRule::KimiDelta => self.value_dim,
-            DeltaRule::Lightning => self.value_width(),
-            DeltaRule::Mamba2 if self.norm_width > 0 => self.value_width(),
-            DeltaRule::Mamba2 | DeltaRule::Mamba | DeltaRule::ShortConvolution => 0,
-        }
-    }
-
-    /// Returns the number of floats of a state: the last inputs of the convolution, then the state matrices.
-    pub fn state_floats(&self) -> usize {
-        self.tail_floats() + self.value_width() * self.key_dim
-    }
-
-    /// Returns true if the kernels take this shape.
-    pub fn is_supported(&self) -> bool {
-        if self.rule == DeltaRule::ShortConvolution {
-            return self.key_dim == 0 && self.value_width() > 0 && self.convolution >= 2;
-        }
-        if self.rule == DeltaRule::Mamba {
-            let one_head = (self.key_heads, self.value_heads) == (1, 1);
-            let fits = (1..=KEY_DIM_MAX).contains(&self.key_dim) && self.value_dim > 0;
-            return one_head && fits && self.convolution >= 2;
-        }
-        let Some((capacity, threads_max)) = self.kernel() else { return false };
-        let norms = match (self.rule, self.norm_width) {
-            (DeltaRule::Mamba2, 0) => true,
-            (DeltaRule::Mamba2, width) => self.value_width().is_multiple_of(width),
-            (DeltaRule::Lightning, width) => width == self.value_width(),
-            (_, width) => width == self.value_dim,
-        };
-        let threads = self.value_dim * capacity / ROW_ELEMENTS;
-        self.key_dim.is_multiple_of(4)
-            && threads <= threads_max
-            && threads.is_multiple_of(32)
-            && self.convolution >= if self.rule == DeltaRule::Lightning { 1 } else { 2 }
-            && self.key_heads > 0
-            && norms
-            && self.value_heads.is_multiple_of(self.key_heads)
-    }
-
-    /// Returns the module of this shape.
-    ///
-    /// # Panics
-    /// Panics if the shape is not supported.
-    pub fn module(&self) -> &'static str {
-        match self.kernel() {
-            Some(_) if self.rule == DeltaRule::Mamba => "selective",
-            Some((64, _)) => "delta_64",
-            Some((128, _)) => "delta_128",
-            Some((256, _)) => "delta_256",
-            _ => panic!("no kernel for {self:?}"),
-        }
-    }
-
-    /// Returns the threads for the state matrix of a value head.
-    fn threads(&self) -> usize {
-        let (capacity, _) = self.kernel().expect("the shape is supported");
-        self.value_dim * capacity / ROW_ELEMENTS
-    }
-
-    /// Returns the kernel of this rule that does a part of the steps.
-    fn entry(&self, part: &'static str) -> &'static str {
-        match (self.rule, part) {
-            (DeltaRule::GatedDelta, "steps") => "delta_steps",
-            (DeltaRule::GatedDelta, "scan") => "delta_scan",
-            (DeltaRule::GatedDelta, _) => "delta_prepare",
-            (DeltaRule::KimiDelta, "steps") => "kimi_steps",
-            (DeltaRule::KimiDelta, "scan") => "kimi_scan",
-            (DeltaRule::KimiDelta, _) => "kimi_prepare",
-            (DeltaRule::Lightning, "steps") => "lightning_steps",
-            (DeltaRule::Lightning, _) => "lightning_scan",
-            (_, "steps") => "mamba2_steps",
-            (_, "scan") => "mamba2_scan",
-            _ => "mamba2_prepare",
-        }
-    }
-
-    pub(super) fn tail_floats(&self) -> usize {
-        (self.convolution - 1) * self.channels()
-    }
-
-    /// Returns the capacity of the kernel for elements of a key, and the most threads of its block.
-    fn kernel(&self) -> Option<(usize, usize)> {
-        let kernels = [(64, 512), (128, 512), (256, 1024)];
-        kernels.into_iter().find(|(capacity, _)| self.key_dim <= *capacity)
-    }
+/// Returns the capacity of the kernel for elements of a key, and the most threads of its block.
+fn kernel_of(shape: &DeltaShape) -> Option<(usize, usize)> {
+    let kernels = [(64, 512), (128, 512), (256, 1024)];
+    kernels.into_iter().find(|(capacity, _)| shape.key_dim <= *capacity)
 }
 
 /// Most elements of a key.
@@ -181,13 +93,6 @@ const KEY_DIM_MAX: usize = 256;
 
 /// Number of elements of a row of the state matrix that a thread keeps.
 const ROW_ELEMENTS: usize = 32;
-
-/// Columns of a product that belong to the heads: the first one of the first key head, and the distance to the next key head.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HeadColumns {
-    pub first: usize,
-    pub step: usize,
-}
 
 /// A product `[rows, row]`, and which of its columns are used.
 #[derive(Clone, Copy)]
@@ -282,7 +187,7 @@ impl Gpu {
     /// Panics if the shape is not supported or a buffer is too small, or with [`DeltaRule::Mamba`], which takes several calls.
     pub fn gated_delta(&self, delta: &Delta, runs: &DeltaRuns) -> Result<(), CudaError> {
         let shape = &delta.shape;
-        assert!(shape.is_supported() && shape.rule != DeltaRule::Mamba, "{shape:?}");
+        assert!(takes_delta(shape) && shape.rule != DeltaRule::Mamba, "{shape:?}");
         let DeltaShape { rule, key_heads, value_heads, key_dim, value_dim, convolution, .. } =
             *shape;
         let (channels, rows) = (shape.channels(), runs.rows);
@@ -290,7 +195,7 @@ impl Gpu {
         let grid = (channels.div_ceil(THREADS) as u32, rows as u32, 1);
         let threads = (THREADS as u32, 1, 1);
         if rule == DeltaRule::ShortConvolution {
-            let kernel = self.kernel(shape.module(), "short_convolution")?;
+            let kernel = self.kernel(delta_module(shape), "short_convolution")?;
             return Launch::new(kernel, grid, threads)
                 .products(rows, [delta.b, delta.v, delta.z])
                 .int(channels)
@@ -305,7 +210,7 @@ impl Gpu {
                 .ptr(delta.out, rows * channels)
                 .run(self);
         }
-        Launch::new(self.kernel(shape.module(), "delta_convolve")?, grid, threads)
+        Launch::new(self.kernel(delta_module(shape), "delta_convolve")?, grid, threads)
             .products(rows, [delta.q, delta.k, delta.v])
             .int(key_heads)
             .int(key_dim)
@@ -325,9 +230,9 @@ impl Gpu {
             self.steps_of_long_runs(delta, runs)?;
         } else {
             let grid = [value_heads as u32, runs.count as u32];
-            self.delta_steps(delta, runs, grid, shape.threads(), "steps")?.run(self)?;
+            self.delta_steps(delta, runs, grid, head_threads(shape), "steps")?.run(self)?;
         }
-        if !rule.adds() {
+        if !adds(rule) {
             return Ok(());
         }
         // The norm covers several heads, which are in different blocks of the kernel before.
@@ -335,7 +240,7 @@ impl Gpu {
         let width = if has_norm { shape.norm_width } else { value_dim };
         let norm = if has_norm { delta.norm } else { DevicePtr::null() };
         let grid = ((shape.value_width() / width) as u32, rows as u32, 1);
-        let kernel = self.kernel(shape.module(), "norm_groups")?;
+        let kernel = self.kernel(delta_module(shape), "norm_groups")?;
         Launch::new(kernel, grid, threads)
             .products(rows, [delta.z])
             .int(value_heads / key_heads * value_dim)
@@ -353,13 +258,13 @@ impl Gpu {
         let DeltaShape { rule, key_heads, value_heads, key_dim, value_dim, .. } = *shape;
         let (channels, rows) = (shape.channels(), runs.rows);
         let decays = value_heads * shape.decay_width();
-        let keys = if rule.adds() { 0 } else { 2 * key_heads };
+        let keys = if adds(rule) { 0 } else { 2 * key_heads };
         let warps = SCAN_THREADS / 32;
         let of_warps = (SCAN_THREADS as u32, 1, 1);
         // Lightning attention has nothing to prepare.
         if rule != DeltaRule::Lightning {
             let grid = ((keys + decays.div_ceil(32)).div_ceil(warps) as u32, rows as u32, 1);
-            let kernel = self.kernel(shape.module(), shape.entry("prepare"))?;
+            let kernel = self.kernel(delta_module(shape), entry(shape.rule, "prepare"))?;
             Launch::new(kernel, grid, of_warps)
                 .ptr(delta.mixed, rows * channels)
                 .int(key_heads)
@@ -374,16 +279,16 @@ impl Gpu {
                 .run(self)?;
         }
         // Blocks have whole warps, and all of a head's blocks as many rows.
-        let of_head = shape.threads();
+        let of_head = head_threads(shape);
         let fits = |threads: &usize| of_head.is_multiple_of(*threads);
         let threads = (32..=SCAN_THREADS).rev().step_by(32).find(fits).expect("32 threads fit");
         let grid = [(value_heads * of_head / threads) as u32, runs.count as u32];
         self.delta_steps(delta, runs, grid, threads, "scan")?.int(value_heads).run(self)?;
-        if rule.adds() {
+        if adds(rule) {
             return Ok(());
         }
         let grid = (value_heads.div_ceil(warps) as u32, rows as u32, 1);
-        let kernel = self.kernel(shape.module(), "delta_finish")?;
+        let kernel = self.kernel(delta_module(shape), "delta_finish")?;
         Launch::new(kernel, grid, of_warps)
             .int(key_heads)
             .int(value_heads)
@@ -407,7 +312,7 @@ impl Gpu {
     ) -> Result<Launch, CudaError> {
         let shape = &delta.shape;
         let rows = runs.rows;
-        let kernel = self.kernel(shape.module(), shape.entry(kind))?;
+        let kernel = self.kernel(delta_module(shape), entry(shape.rule, kind))?;
         Ok(Launch::new(kernel, (along_heads, along_runs, 1), (threads as u32, 1, 1))
             .ptr(delta.mixed, rows * shape.channels())
             .int(shape.key_heads)

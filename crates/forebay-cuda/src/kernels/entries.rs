@@ -1,11 +1,10 @@
 //! Compressed entries, and attention over a window and entries (DeepSeek-V4).
 
 use super::attention_inputs::Rotation;
-use super::{
-    AttentionScratchSize, ChosenKeys, KvElement, KvLayer, KvLayerShape, PassRows, RowKind,
-};
+use super::{AttentionScratchSize, DeviceKvLayer, KvLayerShape, PassRows};
 use crate::launch::Launch;
 use crate::{AttentionScratch, CudaError, DevicePtr, Gpu};
+use forebay_ops::{ChosenKeys, KvType, RowKind};
 
 /// Threads of a block, heads that share a tile, and its keys; the same as in the kernels.
 const THREADS: u32 = 256;
@@ -45,21 +44,21 @@ pub struct SharedKeyAttention {
     pub scale: f32,
     /// Number of positions that a token sees, beside entries.
     pub window: usize,
-    /// One score per head, as in [`super::Attention`]; null if there is none.
+    /// One score per head, as in [`super::DeviceAttention`]; null if there is none.
     pub sinks: DevicePtr<f32>,
     /// The rotation that is undone.
     pub rotation: Rotation,
     /// The entries that rows see, if these are chosen.
-    pub chosen: Option<ChosenKeys>,
+    pub chosen: Option<ChosenKeys<DevicePtr<u32>>>,
 }
 
 /// Returns the modules of attention with such keys, and with entries.
-pub fn shared_key_modules(element: KvElement) -> [&'static str; 2] {
+pub fn shared_key_modules(element: KvType) -> [&'static str; 2] {
     match element {
-        KvElement::F16 => ["compress_f16", "attention_entries_f16"],
-        KvElement::F32 => ["compress_f32", "attention_entries_f32"],
-        KvElement::Q8_0 => ["compress_q8_0", "attention_entries_q8_0"],
-        KvElement::Q4_0 => ["compress_q4_0", "attention_entries_q4_0"],
+        KvType::F16 => ["compress_f16", "attention_entries_f16"],
+        KvType::F32 => ["compress_f32", "attention_entries_f32"],
+        KvType::Q8_0 => ["compress_q8_0", "attention_entries_q8_0"],
+        KvType::Q4_0 => ["compress_q4_0", "attention_entries_q4_0"],
     }
 }
 
@@ -100,8 +99,8 @@ impl Gpu {
     pub fn compress(
         &self,
         of: &Compressor,
-        projections: &KvLayer,
-        entries: &KvLayer,
+        projections: &DeviceKvLayer,
+        entries: &DeviceKvLayer,
         rows: &PassRows,
     ) -> Result<(), CudaError> {
         projections.check();
@@ -142,8 +141,8 @@ impl Gpu {
     pub fn attention_with_entries(
         &self,
         what: &SharedKeyAttention,
-        layer: &KvLayer,
-        entries: Option<&KvLayer>,
+        layer: &DeviceKvLayer,
+        entries: Option<&DeviceKvLayer>,
         scratch: &AttentionScratch,
     ) -> Result<(), CudaError> {
         layer.check();

@@ -4,33 +4,7 @@ use super::NarrowActivations;
 use super::elementwise::{GRID_Y_MAX, THREADS, blocks};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
-
-/// Function that combines gate and `up`, the same as on the CPU.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Gating {
-    /// `silu(g) * u`
-    Silu,
-    /// `gelu(g) * u`, approximated with tanh.
-    GeluTanh,
-    /// `(u + 1) * g / (1 + e^(-alpha g))`, where `g` is at most `limit` and `u` is within `-limit..limit`.
-    Clamped { alpha: f32, limit: f32 },
-    /// `silu(g) * u`, where `g` is at most `limit` and `u` is within `-limit..limit`.
-    ClampedSilu { limit: f32 },
-    /// `max(g, 0) * u`
-    Relu,
-    /// `max(u, 0)^2`, without a gate: `g` and `u` are the same.
-    SquaredRelu,
-    /// `silu(g) * u`, with `silu(g)` capped at `limit` and `u` clamped to `-limit..limit`.
-    SiluClamped { limit: f32 },
-    /// `gelu(u)`, without a gate ([`Gpu::activate_rows`]).
-    PlainGelu,
-    /// The same, approximated with tanh.
-    PlainGeluTanh,
-    /// `positive u^2 + slope u` for positive `u`, and `negative (e^min(u, floor) - 1 - u) + slope u` for others, without a gate.
-    Xielu { positive: f32, negative: f32, slope: f32, floor: f32 },
-    /// `limit tanh(g / limit) / (1 + e^-g) * up_limit tanh(u / up_limit)`
-    Situ { limit: f32, up_limit: f32 },
-}
+use forebay_ops::Gating;
 
 /// Biases of experts, added before the gated activation.
 #[derive(Clone, Copy)]
@@ -59,35 +33,28 @@ pub struct Gate {
     pub halves: Option<NarrowActivations>,
 }
 
-impl Gating {
-    /// Returns true if feed-forwards have a gate matrix beside the up matrix.
-    pub fn has_gate(self) -> bool {
-        !(self == Gating::SquaredRelu || self.is_alone())
-    }
+/// Returns true if only [`Gpu::activate_rows`] computes the function, and no kernel beside a product.
+pub fn is_alone(gating: Gating) -> bool {
+    matches!(gating, Gating::PlainGelu | Gating::PlainGeluTanh | Gating::Xielu { .. })
+}
 
-    /// Returns true if only [`Gpu::activate_rows`] computes the function, and no kernel beside a product.
-    pub fn is_alone(self) -> bool {
-        matches!(self, Gating::PlainGelu | Gating::PlainGeluTanh | Gating::Xielu { .. })
-    }
-
-    /// Returns the kernels' number of the function, with alpha and limit.
-    ///
-    /// # Panics
-    /// Panics if no kernel beside a product computes the function ([`Gating::is_alone`]).
-    pub(super) fn arguments(self) -> (usize, f32, f32) {
-        match self {
-            Gating::Silu => (0, 0.0, 0.0),
-            Gating::GeluTanh => (1, 0.0, 0.0),
-            Gating::Clamped { alpha, limit } => (2, alpha, limit),
-            // A square without a gate is that of the gate with itself.
-            Gating::Relu | Gating::SquaredRelu => (3, 0.0, 0.0),
-            Gating::ClampedSilu { limit } => (4, 1.0, limit),
-            Gating::SiluClamped { limit } => (5, 1.0, limit),
-            // The kernels' alpha is the limit of `u`.
-            Gating::Situ { limit, up_limit } => (6, up_limit, limit),
-            Gating::PlainGelu | Gating::PlainGeluTanh | Gating::Xielu { .. } => {
-                panic!("{self:?} beside a product")
-            }
+/// Returns the kernels' number of the function, with alpha and limit.
+///
+/// # Panics
+/// Panics if no kernel beside a product computes the function ([`is_alone`]).
+pub(super) fn arguments(gating: Gating) -> (usize, f32, f32) {
+    match gating {
+        Gating::Silu => (0, 0.0, 0.0),
+        Gating::GeluTanh => (1, 0.0, 0.0),
+        Gating::Clamped { alpha, limit } => (2, alpha, limit),
+        // A square without a gate is that of the gate with itself.
+        Gating::Relu | Gating::SquaredRelu => (3, 0.0, 0.0),
+        Gating::ClampedSilu { limit } => (4, 1.0, limit),
+        Gating::SiluClamped { limit } => (5, 1.0, limit),
+        // The kernels' alpha is the limit of `u`.
+        Gating::Situ { limit, up_limit } => (6, up_limit, limit),
+        Gating::PlainGelu | Gating::PlainGeluTanh | Gating::Xielu { .. } => {
+            panic!("{gating:?} beside a product")
         }
     }
 }
@@ -142,7 +109,7 @@ impl Gpu {
         let pointers = [gate.gate, gate.up, gate.out, gate_bias, up_bias];
         let aligned = |pointer: &DevicePtr<f32>| pointer.address().is_multiple_of(16);
         assert!(pointers.iter().all(aligned), "gates are read by 16 bytes");
-        let (kind, alpha, limit) = gate.gating.arguments();
+        let (kind, alpha, limit) = arguments(gate.gating);
         let values = gate.rows * gate.width;
         // What both kernels begin and end with.
         let with_rows = |launch: Launch| {

@@ -1,9 +1,10 @@
 //! Indexers: scores of all keys of a row, or of pools of keys, and the choice of those with the largest ones.
 
 use super::attention_inputs::Rotation;
-use super::{KvElement, KvLayer, PassRows, RowKind};
+use super::{DeviceKvLayer, PassRows};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
+use forebay_ops::{ChosenKeys, KvType, Pools, RowKind};
 
 /// Warps of a block of threads that finishes inputs, and positions of a block that computes scores; the same as in the
 /// kernels.
@@ -14,41 +15,6 @@ const CHOICE_THREADS: u32 = 1024;
 const PROMPT_ROWS: usize = 8;
 /// Blocks of threads for the keys of one row. Each takes several tiles if the context is long.
 const BLOCKS_OF_ROW: usize = 512;
-
-/// Pools of consecutive positions, among which rows choose. The CPU's type of the same name has the same meaning.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pools {
-    /// Number of positions of a pool.
-    pub length: usize,
-    /// Number of pools that a row chooses.
-    pub most: usize,
-    /// True if a row does not choose the pool of its own position, which it always sees.
-    pub own_seen: bool,
-    /// Number of pools before that of the row's own position that it always chooses.
-    pub before_own: usize,
-}
-
-impl Pools {
-    /// Returns pools of one position, of which a row chooses `most`.
-    pub const fn positions(most: usize) -> Pools {
-        Pools { length: 1, most, own_seen: false, before_own: 0 }
-    }
-
-    /// Returns the number of pools that a row may choose which is the last of `context` positions.
-    fn candidates(&self, context: usize) -> usize {
-        context.saturating_sub(usize::from(self.own_seen)) / self.length
-    }
-}
-
-/// The positions that rows of attention see: ascending lists of pools `[rows, lists of a row, most]`, and the positions behind
-/// the last pool that a row may choose. The list of a row that sees all positions begins with all pools that it may choose.
-#[derive(Clone, Copy)]
-pub struct ChosenKeys {
-    pub lists: DevicePtr<u32>,
-    /// Number of lists of a row: one for each key/value head, or one for all.
-    pub lists_of_row: usize,
-    pub pools: Pools,
-}
 
 /// Shape of an indexer, whose heads share one key for each position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +46,7 @@ impl Indexer {
 
     /// Returns the number of scores of a list if a row sees the whole context.
     pub fn scores(&self, context: usize) -> usize {
-        self.pools.candidates(context).max(1)
+        self.pools.candidates_of(context).max(1)
     }
 }
 
@@ -129,20 +95,20 @@ pub struct IndexerScores {
 }
 
 /// Returns the modules of an indexer whose keys are stored so.
-pub fn indexer_modules(element: KvElement) -> [&'static str; 2] {
+pub fn indexer_modules(element: KvType) -> [&'static str; 2] {
     [scores_module(element), "indexer_choice"]
 }
 
-fn scores_module(element: KvElement) -> &'static str {
+fn scores_module(element: KvType) -> &'static str {
     match element {
-        KvElement::F16 => "indexer_f16",
-        KvElement::F32 => "indexer_f32",
-        KvElement::Q8_0 => "indexer_q8_0",
-        KvElement::Q4_0 => "indexer_q4_0",
+        KvType::F16 => "indexer_f16",
+        KvType::F32 => "indexer_f32",
+        KvType::Q8_0 => "indexer_q8_0",
+        KvType::Q4_0 => "indexer_q4_0",
     }
 }
 
-fn check(of: &Indexer, layer: &KvLayer) {
+fn check(of: &Indexer, layer: &DeviceKvLayer) {
     layer.check();
     let (shape, pools) = (&layer.shape, &of.pools);
     assert!(of.heads > 0 && pools.most > 0 && pools.length > 0, "{of:?} chooses nothing");
@@ -169,7 +135,7 @@ impl Gpu {
         &self,
         of: &Indexer,
         inputs: &IndexerInputs,
-        layer: &KvLayer,
+        layer: &DeviceKvLayer,
         rows: &PassRows,
     ) -> Result<(), CudaError> {
         check(of, layer);
@@ -239,7 +205,7 @@ impl Gpu {
         &self,
         of: &Indexer,
         inputs: &IndexerScores,
-        layer: &KvLayer,
+        layer: &DeviceKvLayer,
         rows: &PassRows,
         lists: DevicePtr<u32>,
     ) -> Result<(), CudaError> {
@@ -317,7 +283,7 @@ impl Launch {
     }
 
     /// Passes the lists of chosen pools of `rows` rows, the number of lists of a row and the pools, or null and zeroes.
-    pub(super) fn lists(self, chosen: Option<ChosenKeys>, rows: usize) -> Launch {
+    pub(super) fn lists(self, chosen: Option<ChosenKeys<DevicePtr<u32>>>, rows: usize) -> Launch {
         match chosen {
             Some(ChosenKeys { lists, lists_of_row, pools }) => {
                 self.ptr(lists, rows * lists_of_row * pools.most).int(lists_of_row).pools(&pools)
@@ -327,7 +293,11 @@ impl Launch {
     }
 
     /// Passes the lists of chosen positions of `rows` rows and their length, or null and 0.
-    pub(super) fn position_lists(self, chosen: Option<ChosenKeys>, rows: usize) -> Launch {
+    pub(super) fn position_lists(
+        self,
+        chosen: Option<ChosenKeys<DevicePtr<u32>>>,
+        rows: usize,
+    ) -> Launch {
         let Some(ChosenKeys { lists, lists_of_row, pools }) = chosen else {
             return self.null().int(0);
         };

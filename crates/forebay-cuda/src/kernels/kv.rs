@@ -3,35 +3,15 @@
 use super::PassRows;
 use crate::DevicePtr;
 use crate::launch::Launch;
-
-/// Number of positions in a block; the same as in the kernels.
-pub const KV_BLOCK: usize = 16;
+use forebay_ops::{KV_BLOCK, KvType};
 
 /// The length of a table is a multiple of this, because kernels look up several blocks with one load.
 const TABLE_MULTIPLE: usize = 4;
 
-/// Storage format of one element of the cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KvElement {
-    F16,
-    F32,
-    /// 8-bit integers, with a half-precision scale for every 32.
-    Q8_0,
-    /// 4-bit integers, with a half-precision scale for every 32.
-    Q4_0,
-}
-
-impl KvElement {
-    /// Returns true if elements are rounded to integers with a scale.
-    pub fn rounds(self) -> bool {
-        matches!(self, KvElement::Q8_0 | KvElement::Q4_0)
-    }
-}
-
 /// Dimensions of one layer's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvLayerShape {
-    pub element: KvElement,
+    pub element: KvType,
     pub kv_heads: usize,
     /// Number of elements of a key.
     pub dim_k: usize,
@@ -54,7 +34,7 @@ impl KvLayerShape {
     /// Returns the shape of a layer that stores keys and values of these lengths, a row for each position. Rows see all
     /// positions.
     pub const fn new(
-        element: KvElement,
+        element: KvType,
         kv_heads: usize,
         (dim_k, dim_v): (usize, usize),
         context: usize,
@@ -113,11 +93,11 @@ impl KvLayerShape {
         let dim = dim as u64;
         let bytes = rows
             * match self.element {
-                KvElement::F16 => 2 * dim.next_multiple_of(8),
-                KvElement::F32 => 4 * dim.next_multiple_of(8),
+                KvType::F16 => 2 * dim.next_multiple_of(8),
+                KvType::F32 => 4 * dim.next_multiple_of(8),
                 // The scales are stored behind all rows of the plane.
-                KvElement::Q8_0 => 34 * dim.div_ceil(32),
-                KvElement::Q4_0 => 18 * dim.div_ceil(32),
+                KvType::Q8_0 => 34 * dim.div_ceil(32),
+                KvType::Q4_0 => 18 * dim.div_ceil(32),
             };
         // Few rows of quantised entries end anywhere, but planes begin at multiples of 16 bytes.
         bytes.next_multiple_of(16)
@@ -152,7 +132,7 @@ pub struct KvTables {
 
 /// One layer's cache.
 #[derive(Clone, Copy)]
-pub struct KvLayer {
+pub struct DeviceKvLayer {
     pub shape: KvLayerShape,
     pub pool: KvPool,
     pub tables: KvTables,
@@ -175,7 +155,7 @@ pub struct KvElsewhere {
     pub offset: usize,
 }
 
-impl KvLayer {
+impl DeviceKvLayer {
     /// Returns the keys and the values of the null block, from which kernels find those of the others. They are the same if
     /// values lie in the keys.
     fn planes(&self) -> [DevicePtr<u8>; 2] {
@@ -196,7 +176,7 @@ impl KvLayer {
     }
 
     pub(crate) fn check(&self) {
-        let KvLayer { shape, pool, tables, .. } = self;
+        let DeviceKvLayer { shape, pool, tables, .. } = self;
         assert!(shape.kv_heads > 0 && shape.dim_k > 0 && shape.dim_v > 0, "{shape:?} is empty");
         assert!(
             !shape.values_in_keys || shape.dim_v <= shape.dim_k,
@@ -230,8 +210,8 @@ impl KvLayer {
 
 impl Launch {
     /// Passes a layer's cache and where the rows of a pass belong in it, as `KV_PARAMETERS` of the kernels.
-    pub(super) fn cache(self, layer: &KvLayer, rows: &PassRows) -> Launch {
-        let KvLayer { pool, tables, offset, .. } = *layer;
+    pub(super) fn cache(self, layer: &DeviceKvLayer, rows: &PassRows) -> Launch {
+        let DeviceKvLayer { pool, tables, offset, .. } = *layer;
         let [keys, values] = layer.planes();
         let behind_keys = pool.blocks * pool.block_bytes - offset;
         let behind_values = behind_keys - (values.address() - keys.address()) as usize;
@@ -245,11 +225,11 @@ impl Launch {
     }
 
     /// Passes a layer whose rows stand for several positions, as `SPANNED_PARAMETERS` of the kernels, or none.
-    pub(super) fn spanned(self, layer: Option<&KvLayer>) -> Launch {
+    pub(super) fn spanned(self, layer: Option<&DeviceKvLayer>) -> Launch {
         let Some(layer) = layer else {
             return self.null().u64(0).u64(u64::from(u32::MAX)).u64(0).u64(0).null().int(0);
         };
-        let KvLayer { pool, tables, .. } = *layer;
+        let DeviceKvLayer { pool, tables, .. } = *layer;
         let [plane, _] = layer.planes();
         let behind = pool.blocks * pool.block_bytes - layer.offset;
         self.ptr(plane, behind)
@@ -259,7 +239,7 @@ impl Launch {
     }
 
     /// Passes the bytes of a block, and where blocks are that are not in the pool.
-    fn places(self, layer: &KvLayer) -> Launch {
+    fn places(self, layer: &DeviceKvLayer) -> Launch {
         let [own, bytes_elsewhere, distance] = layer.places_elsewhere();
         self.u64(layer.pool.block_bytes as u64).u64(own).u64(bytes_elsewhere).u64(distance)
     }
@@ -269,23 +249,23 @@ impl Launch {
 mod tests {
     use super::*;
 
-    fn shape(element: KvElement) -> KvLayerShape {
+    fn shape(element: KvType) -> KvLayerShape {
         KvLayerShape::new(element, 3, (80, 20), 10)
     }
 
     #[test]
     fn rows_are_padded_and_scales_counted() {
         let rows = 3 * 16;
-        assert_eq!(shape(KvElement::F16).key_bytes(), rows * 160);
-        assert_eq!(shape(KvElement::F16).value_bytes(), rows * 48);
-        assert_eq!(shape(KvElement::F32).value_bytes(), rows * 96);
-        assert_eq!(shape(KvElement::Q8_0).key_bytes(), rows * (96 + 6));
-        assert_eq!(shape(KvElement::Q8_0).value_bytes(), rows * (32 + 2));
-        assert_eq!(shape(KvElement::Q4_0).key_bytes(), rows * (48 + 6));
-        assert_eq!(shape(KvElement::Q4_0).block_bytes(), rows * (48 + 6 + 16 + 2));
-        let latent = KvLayerShape { values_in_keys: true, ..shape(KvElement::F16) };
+        assert_eq!(shape(KvType::F16).key_bytes(), rows * 160);
+        assert_eq!(shape(KvType::F16).value_bytes(), rows * 48);
+        assert_eq!(shape(KvType::F32).value_bytes(), rows * 96);
+        assert_eq!(shape(KvType::Q8_0).key_bytes(), rows * (96 + 6));
+        assert_eq!(shape(KvType::Q8_0).value_bytes(), rows * (32 + 2));
+        assert_eq!(shape(KvType::Q4_0).key_bytes(), rows * (48 + 6));
+        assert_eq!(shape(KvType::Q4_0).block_bytes(), rows * (48 + 6 + 16 + 2));
+        let latent = KvLayerShape { values_in_keys: true, ..shape(KvType::F16) };
         assert_eq!((latent.key_bytes(), latent.value_bytes()), (rows * 160, 0));
-        for element in [KvElement::F16, KvElement::F32, KvElement::Q8_0, KvElement::Q4_0] {
+        for element in [KvType::F16, KvType::F32, KvType::Q8_0, KvType::Q4_0] {
             for dim in 1..70 {
                 let of = KvLayerShape { kv_heads: 1, dim_k: dim, ..shape(element) };
                 assert!(of.key_bytes().is_multiple_of(16), "{of:?}");
@@ -296,7 +276,7 @@ mod tests {
     #[test]
     fn a_window_has_blocks_for_itself_and_a_batch_beside_it() {
         let blocks = |window, batch, context| {
-            KvLayerShape { context, ..shape(KvElement::F16) }.blocks_for_window(window, batch)
+            KvLayerShape { context, ..shape(KvType::F16) }.blocks_for_window(window, batch)
         };
         assert_eq!((blocks(1, 1, 1000), blocks(2, 1, 1000), blocks(18, 1, 1000)), (1, 2, 3));
         assert_eq!((blocks(128, 512, 131_072), blocks(usize::MAX, 2, 500)), (41, 32));
@@ -313,7 +293,7 @@ mod tests {
     #[test]
     fn tables_have_whole_loads() {
         let strides = [1, 16, 17, 64, 65, 1000]
-            .map(|context| KvLayerShape { context, ..shape(KvElement::F16) }.table_stride());
+            .map(|context| KvLayerShape { context, ..shape(KvType::F16) }.table_stride());
         assert_eq!(strides, [4, 4, 4, 4, 8, 64]);
     }
 }

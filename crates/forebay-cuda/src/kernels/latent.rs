@@ -3,11 +3,11 @@
 
 use super::attention::{Family, SplitRule};
 use super::{
-    Attention, AttentionScratch, AttentionSplits, KvElement, KvLayer, KvLayerShape, PromptTiles,
-    RowKind,
+    AttentionScratch, AttentionSplits, DeviceAttention, DeviceKvLayer, KvLayerShape, PromptTiles,
 };
 use crate::launch::Launch;
 use crate::{CudaError, Gpu};
+use forebay_ops::{KvType, RowKind};
 
 /// Number of elements of a key and of a value; the same as in the kernel.
 const DIMS: (usize, usize) = (576, 512);
@@ -26,7 +26,7 @@ pub(super) fn fits(shape: &KvLayerShape) -> bool {
     shape.values_in_keys
         && shape.kv_heads == 1
         && (shape.dim_k, shape.dim_v) == DIMS
-        && shape.element != KvElement::F32
+        && shape.element != KvType::F32
 }
 
 /// Returns true if the GPU has enough shared memory for a block; compute capabilities 8.6 and 8.9 have 99 KiB.
@@ -54,20 +54,20 @@ pub(super) fn units(heads: usize) -> (usize, usize) {
     (heads.div_ceil(columns), columns)
 }
 
-pub(super) fn modules(element: KvElement) -> [&'static str; 2] {
+pub(super) fn modules(element: KvType) -> [&'static str; 2] {
     match element {
-        KvElement::F16 => ["attention_latent_f16_16", "attention_latent_f16_64"],
-        KvElement::Q8_0 => ["attention_latent_q8_0_16", "attention_latent_q8_0_64"],
-        KvElement::Q4_0 => ["attention_latent_q4_0_16", "attention_latent_q4_0_64"],
-        KvElement::F32 => unreachable!("the general kernel computes in f32"),
+        KvType::F16 => ["attention_latent_f16_16", "attention_latent_f16_64"],
+        KvType::Q8_0 => ["attention_latent_q8_0_16", "attention_latent_q8_0_64"],
+        KvType::Q4_0 => ["attention_latent_q4_0_16", "attention_latent_q4_0_64"],
+        KvType::F32 => unreachable!("the general kernel computes in f32"),
     }
 }
 
 /// Queues the kernel, and the kernel that joins parts if there are several.
 pub(super) fn launch(
     gpu: &Gpu,
-    what: &Attention,
-    layer: &KvLayer,
+    what: &DeviceAttention,
+    layer: &DeviceKvLayer,
     splits: AttentionSplits,
     scratch: &AttentionScratch,
 ) -> Result<(), CudaError> {

@@ -1,9 +1,9 @@
 //! Embeddings of tokens for a layer.
 
-use super::Gating;
 use super::elementwise::THREADS;
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
+use forebay_ops::Gating;
 
 /// Embeddings of a pass's rows for one layer.
 #[derive(Clone, Copy)]
@@ -39,7 +39,7 @@ impl Gpu {
     ) -> Result<(), CudaError> {
         let RowEmbeddings { embeddings, stride, first, width, projected, weight, epsilon } = *of;
         assert!(width > 0 && first + width <= stride, "{first} + {width} elements of {stride}");
-        let (number, alpha, limit) = gating.arguments();
+        let (number, alpha, limit) = super::gating::arguments(gating);
         let kernel = self.kernel("layer_embeddings", "gate_layer_embeddings")?;
         // The order of a row's sum depends on the number of threads, so it follows from the width alone.
         let threads = width.next_power_of_two().clamp(32, THREADS) as u32;

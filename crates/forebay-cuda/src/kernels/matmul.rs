@@ -95,7 +95,7 @@ pub enum MatmulWeights {
 
 /// One product: `out[t, r] = sum over c of x[t, c] * w[r, c]`.
 #[derive(Clone, Copy)]
-pub struct MatmulJob {
+pub struct DeviceMatmul {
     pub ty: TensorType,
     pub weights: MatmulWeights,
     /// Number of rows of one matrix.
@@ -148,7 +148,7 @@ impl Gpu {
     /// Panics if a buffer is too small, a part does not lie in its slot, columns are not whole blocks, or a matrix or
     /// its offset in a slot is not aligned. Panics if activations are 16-bit numbers but [`narrow_form`] returns
     /// `None`.
-    pub fn matmul(&self, job: &MatmulJob) -> Result<(), CudaError> {
+    pub fn matmul(&self, job: &DeviceMatmul) -> Result<(), CudaError> {
         self.matmul_in(job, None)
     }
 
@@ -160,7 +160,7 @@ impl Gpu {
     ///
     /// # Panics
     /// Panics as [`Gpu::matmul`] does.
-    pub fn matmul_in(&self, job: &MatmulJob, size: Option<TileSize>) -> Result<(), CudaError> {
+    pub fn matmul_in(&self, job: &DeviceMatmul, size: Option<TileSize>) -> Result<(), CudaError> {
         self.matmul_together(std::slice::from_ref(job), size)
     }
 
@@ -174,7 +174,7 @@ impl Gpu {
     /// Panics as [`Gpu::matmul`] does, or if the jobs differ in more than data or offset, rows and output.
     pub fn matmul_together(
         &self,
-        jobs: &[MatmulJob],
+        jobs: &[DeviceMatmul],
         size: Option<TileSize>,
     ) -> Result<(), CudaError> {
         for job in jobs {
@@ -193,7 +193,7 @@ impl Gpu {
     }
 
     /// Computes a product in f32.
-    fn matmul_float(&self, job: &MatmulJob, x: DevicePtr<f32>) -> Result<(), CudaError> {
+    fn matmul_float(&self, job: &DeviceMatmul, x: DevicePtr<f32>) -> Result<(), CudaError> {
         let (ty, cols) = (job.ty, job.cols);
         let modules = modules_of(ty);
         if let MatmulWeights::Dense { data, tokens } = job.weights
@@ -229,7 +229,7 @@ impl Gpu {
     /// Computes products on tensor cores, at most [`TOGETHER`], with one launch.
     fn matmul_narrow(
         &self,
-        jobs: &[MatmulJob],
+        jobs: &[DeviceMatmul],
         x: NarrowActivations,
         size: TileSize,
     ) -> Result<(), CudaError> {
@@ -282,7 +282,7 @@ impl Gpu {
 }
 
 /// Checks that a product's weights can be read.
-fn check(job: &MatmulJob) {
+fn check(job: &DeviceMatmul) {
     let address = match job.weights {
         MatmulWeights::Dense { data, .. } => data.address(),
         MatmulWeights::Experts { offset, .. } => offset,
@@ -292,13 +292,13 @@ fn check(job: &MatmulJob) {
 }
 
 /// Returns the number of bytes of a row of the matrix.
-fn row_bytes(job: &MatmulJob) -> usize {
+fn row_bytes(job: &DeviceMatmul) -> usize {
     let bytes = job.ty.row_bytes(job.cols as u64);
     bytes.unwrap_or_else(|| panic!("{} columns of {}", job.cols, job.ty)) as usize
 }
 
 /// Returns true if two products multiply the same rows of the same activations with matrices of the same type.
-fn is_beside(a: &MatmulJob, b: &MatmulJob) -> bool {
+fn is_beside(a: &DeviceMatmul, b: &DeviceMatmul) -> bool {
     let same_x = match (a.x, b.x) {
         (MatmulInput::Narrow(a), MatmulInput::Narrow(b)) => a.high.address() == b.high.address(),
         (MatmulInput::Float(a), MatmulInput::Float(b)) => a.address() == b.address(),
@@ -401,7 +401,7 @@ impl Tile {
 impl Gpu {
     /// Chooses the tile that takes less time. Small tiles decode weights more often. Large ones may be mostly empty, or too
     /// few for the multiprocessors.
-    fn faster_tile(&self, jobs: &[MatmulJob]) -> TileSize {
+    fn faster_tile(&self, jobs: &[DeviceMatmul]) -> TileSize {
         let at_a_time = 2 * self.multiprocessors() as usize;
         let time = |tile: &Tile| tiles(jobs, tile).div_ceil(at_a_time) as f64 * tile.time;
         if time(&small_tile(jobs[0].ty)) <= time(&LARGE) {
@@ -413,7 +413,7 @@ impl Gpu {
 
     /// Returns the grid of products whose blocks compute several tiles: so few blocks that all run at a time, unless they would
     /// have too many tiles. Blocks take equal shares of the tiles that exist.
-    fn blocks_of_items(&self, jobs: &[MatmulJob], tile: &Tile) -> (u32, u32, u32) {
+    fn blocks_of_items(&self, jobs: &[DeviceMatmul], tile: &Tile) -> (u32, u32, u32) {
         let row_tiles: usize = jobs.iter().map(|job| job.rows.div_ceil(tile.rows)).sum();
         let most = grid(&jobs[0].weights, tile.tokens, 1, 1).0 as usize * row_tiles;
         let at_a_time = 2 * self.multiprocessors() as usize;
@@ -435,7 +435,7 @@ impl Gpu {
 }
 
 /// Returns the expected number of tiles of all products.
-fn tiles(jobs: &[MatmulJob], tile: &Tile) -> usize {
+fn tiles(jobs: &[DeviceMatmul], tile: &Tile) -> usize {
     let row_tiles: usize = jobs.iter().map(|job| job.rows.div_ceil(tile.rows)).sum();
     tiles_along_tokens(&jobs[0].weights, tile) * row_tiles
 }
@@ -469,7 +469,7 @@ fn grid(
 }
 
 /// Passes the parameters named in `tiles.cuh`.
-fn with_weights(launch: Launch, job: &MatmulJob) -> Launch {
+fn with_weights(launch: Launch, job: &DeviceMatmul) -> Launch {
     let launch = with_matrix(launch, job);
     match job.weights {
         MatmulWeights::Dense { tokens, .. } => {
@@ -493,7 +493,7 @@ fn with_weights(launch: Launch, job: &MatmulJob) -> Launch {
 }
 
 /// Passes the address of a dense matrix, or the offset of the matrix in an expert's slot.
-fn with_matrix(launch: Launch, job: &MatmulJob) -> Launch {
+fn with_matrix(launch: Launch, job: &DeviceMatmul) -> Launch {
     match job.weights {
         MatmulWeights::Dense { data, .. } => launch.ptr(data, job.rows * row_bytes(job)),
         MatmulWeights::Experts { slots, offset, .. } => {

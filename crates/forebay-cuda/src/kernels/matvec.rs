@@ -2,13 +2,14 @@
 
 use forebay_format::TensorType;
 
-use super::gating::{GateBiases, Gating};
+use super::gating::GateBiases;
 use super::weights::{
     DeviceMatrix, ExpertPairs, ExpertPart, ExpertTable, MatvecInput, modules_of, takes_rounded,
     takes_tiles, weight_alignment,
 };
 use crate::launch::Launch;
 use crate::{AddressTable, CudaError, DevicePtr, Gpu, TiledActivations};
+use forebay_ops::Gating;
 
 /// Maximum number of decode rows, which are one token each, of one launch.
 pub const DECODE_ROWS: usize = 32;
@@ -264,7 +265,7 @@ impl Work {
             launch.optional(self.out[i], rows * self.rows[i])
         });
         launch = launch.int(self.cols).u64(row_bytes).int(self.tokens);
-        let (gating, alpha, limit) = self.gating.arguments();
+        let (gating, alpha, limit) = super::gating::arguments(self.gating);
         launch = launch.int(self.pairs_per_x).int(self.mode as usize);
         launch = launch.int(gating).float(alpha).float(limit);
         let none = (DevicePtr::null(), DevicePtr::null(), DevicePtr::null());

@@ -37,7 +37,7 @@ mod top_k;
 mod weights;
 
 pub use attention::{
-    ATTENTION_DIM_MAX, Attention, AttentionScratch, AttentionScratchSize, AttentionSplits,
+    ATTENTION_DIM_MAX, AttentionScratch, AttentionScratchSize, AttentionSplits, DeviceAttention,
     RelativeBiases, converts_outputs, prompt_tiles_max, takes_inputs,
 };
 pub use attention_inputs::{AttentionInputs, HeadInput, Rotation};
@@ -48,7 +48,7 @@ pub use compact::compact_workspace_bytes;
 pub use convert::{Matrices, SplitMxfp4};
 pub use convolutions::RowConvolution;
 pub use delta::{
-    Delta, DeltaRule, DeltaRuns, DeltaShape, DeltaStates, HeadColumns, NO_STATE, ProductColumns,
+    Delta, DeltaRuns, DeltaStates, NO_STATE, ProductColumns, delta_module, takes_delta,
 };
 pub use elementwise::{ExpertOutputs, FiniteFlag};
 pub use embedding::EmbeddingTable;
@@ -60,14 +60,12 @@ pub use fetch::{
     ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, ExpertQuestion, ExpertReturn,
     FETCHED_PAIRS_MAX, FetchedLayer, GivingUp,
 };
-pub use gating::{Gate, GateBiases, Gating};
-pub use indexer::{
-    ChosenKeys, Indexer, IndexerInputs, IndexerScores, PooledKeys, Pools, indexer_modules,
-};
-pub use kv::{KV_BLOCK, KvElement, KvElsewhere, KvLayer, KvLayerShape, KvPool, KvTables};
+pub use gating::{Gate, GateBiases, is_alone};
+pub use indexer::{Indexer, IndexerInputs, IndexerScores, PooledKeys, indexer_modules};
+pub use kv::{DeviceKvLayer, KvElsewhere, KvLayerShape, KvPool, KvTables};
 pub use layer_embeddings::RowEmbeddings;
 pub use matmul::{
-    MatmulInput, MatmulJob, MatmulWeights, NarrowActivations, NarrowForm, TileSize, narrow_form,
+    DeviceMatmul, MatmulInput, MatmulWeights, NarrowActivations, NarrowForm, TileSize, narrow_form,
 };
 pub use matvec::{DECODE_ROWS, Pairing};
 pub use needed::{ModelKernels, modules_needed};
@@ -75,14 +73,11 @@ pub use ngrams::NGramRows;
 pub use norm::{Added, Converted, Norm, NormForm, Normed};
 pub use predicted_streams::StreamPrediction;
 pub use quantize::{RoundedActivations, TiledActivations};
-pub use router::{
-    RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, RouterScoring, SortedPairs,
-    TokenExperts,
-};
+pub use router::{RouterChoice, RouterMatrix, RouterOutputs, SortedPairs, TokenExperts};
 pub use row_gate::{HeadGates, RowTemperature};
-pub use rows::{CutPrompts, PassRows, PromptRun, PromptTiles, RowKind};
+pub use rows::{CutPrompts, PassRows, PromptRun, PromptTiles};
 pub use selective::CompressedParts;
-pub use streams::{STREAMS, StreamCoefficients, StreamFactors, StreamMixing, StreamRows};
+pub use streams::{MixedProducts, STREAMS, StreamCoefficients, StreamFactors, StreamRows};
 pub use top_k::{Selections, TOP_K_MAX, TopK, TopKBuffers};
 pub use weights::{
     DeviceMatrix, ExpertPairs, ExpertPart, ExpertTable, MatvecInput, NO_EXPERT, decode_modules,

@@ -59,13 +59,13 @@ pub fn modules_needed(model: &ModelKernels<'_>) -> Vec<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::KvElement;
+    use forebay_ops::KvType;
 
     #[test]
     fn only_what_the_types_need_is_named_and_it_exists() {
         let all = TensorType::all().iter().copied().filter(|&ty| crate::supports_weights(ty));
         let types: Vec<TensorType> = all.collect();
-        for element in [KvElement::F16, KvElement::F32, KvElement::Q8_0, KvElement::Q4_0] {
+        for element in [KvType::F16, KvType::F32, KvType::Q8_0, KvType::Q4_0] {
             for dim in [64, 80, 96, 128, 256, 576, 1088] {
                 let kv = KvLayerShape::new(element, 2, (dim, dim), 9);
                 for exact in [false, true] {

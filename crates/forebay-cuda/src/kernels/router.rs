@@ -1,6 +1,7 @@
 //! Choice of experts, and sorting of (token, slot) pairs by expert.
 
 use forebay_format::TensorType;
+use forebay_ops::{RouterGroups, Scoring};
 
 use super::DECODE_ROWS;
 use super::weights::weight_alignment;
@@ -11,31 +12,6 @@ use crate::{CudaError, DevicePtr, Gpu};
 const WARPS: usize = 4;
 const EXPERTS_MAX: usize = 512;
 const LANES: usize = 32;
-
-/// Equal groups of experts, of which each token first picks some.
-#[derive(Clone, Copy, Debug)]
-pub struct RouterGroups {
-    /// Number of groups, at most 32.
-    pub n_groups: usize,
-    pub groups_kept: usize,
-    /// Number of best experts in a group whose scores are summed for the group's score.
-    pub experts_scored: usize,
-}
-
-/// Function that turns a logit into a score.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RouterScoring {
-    /// Softmax over all experts.
-    Softmax,
-    /// Logistic function of each logit.
-    Sigmoid,
-    /// The same, but the logits choose.
-    SigmoidOfChosen,
-    /// Square root of `ln(1 + e^x)` of each logit.
-    SqrtSoftplus,
-    /// Shares of a softmax over near logits that are left. There must be no correction bias and no groups.
-    SparseMixer,
-}
 
 /// A table that gives the experts of every token.
 #[derive(Clone, Copy)]
@@ -52,7 +28,7 @@ pub struct TokenExperts {
 pub struct RouterChoice {
     pub experts: usize,
     pub k: usize,
-    pub scoring: RouterScoring,
+    pub scoring: Scoring,
     /// True if the chosen experts' weights are divided by their sum.
     pub renormalise: bool,
     /// Factor that multiplies the weights at the end.
@@ -77,7 +53,7 @@ impl RouterChoice {
             (1..=LANES).contains(&k) && k <= experts && experts <= EXPERTS_MAX,
             "a choice of {k} of {experts} experts"
         );
-        let is_mixer = self.scoring == RouterScoring::SparseMixer;
+        let is_mixer = self.scoring == Scoring::SparseMixer;
         let is_plain =
             self.correction_bias.is_null() && self.groups.is_none() && self.by_token.is_none();
         let is_plain = is_plain && self.always == 0;
@@ -177,11 +153,11 @@ impl RouterChoice {
         let none = RouterGroups { n_groups: 0, groups_kept: 0, experts_scored: 0 };
         let groups = self.groups.unwrap_or(none);
         let scoring = match self.scoring {
-            RouterScoring::Softmax => 0,
-            RouterScoring::Sigmoid => 1,
-            RouterScoring::SqrtSoftplus => 2,
-            RouterScoring::SigmoidOfChosen => 3,
-            RouterScoring::SparseMixer => 4,
+            Scoring::Softmax => 0,
+            Scoring::Sigmoid => 1,
+            Scoring::SqrtSoftplus => 2,
+            Scoring::SigmoidOfChosen => 3,
+            Scoring::SparseMixer => 4,
         };
         let launch = launch
             .optional(self.logit_bias, self.experts)

@@ -1,16 +1,7 @@
 //! The rows of a pass: which arithmetic they take, and where they belong in the cache.
 
 use crate::DevicePtr;
-
-/// The kind of a row, which selects the kernels and so the order in which sums are rounded. A row's bits depend on its
-/// kind, its position and its sequence alone. The CPU's type of the same name has the same meaning.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum RowKind {
-    /// A token of a prompt.
-    Prompt,
-    /// A generated token.
-    Decode,
-}
+use forebay_ops::RowKind;
 
 /// Rows of a pass, all of one kind.
 #[derive(Clone, Copy)]

@@ -1,8 +1,9 @@
 //! Recurrent layers of Mamba, whose steps, keys and queries are products of what the convolution gives.
 
-use super::delta::{Delta, DeltaRule, DeltaRuns};
+use super::delta::{Delta, DeltaRuns, delta_module, takes_delta};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
+use forebay_ops::DeltaRule;
 
 const THREADS: usize = 256;
 const NORM_THREADS: u32 = 128;
@@ -34,10 +35,10 @@ impl Gpu {
     /// Panics if the shape is not supported or a buffer is too small.
     pub fn mix_values(&self, delta: &Delta, runs: &DeltaRuns) -> Result<(), CudaError> {
         let shape = &delta.shape;
-        assert!(shape.is_supported() && shape.rule == DeltaRule::Mamba, "{shape:?}");
+        assert!(takes_delta(shape) && shape.rule == DeltaRule::Mamba, "{shape:?}");
         let (values, rows) = (shape.value_width(), runs.rows);
         let grid = (values.div_ceil(THREADS) as u32, rows as u32, 1);
-        let kernel = self.kernel(shape.module(), "mix_values")?;
+        let kernel = self.kernel(delta_module(shape), "mix_values")?;
         Launch::new(kernel, grid, (THREADS as u32, 1, 1))
             .products(rows, [delta.v])
             .int(values)
@@ -86,11 +87,11 @@ impl Gpu {
     /// Panics if the shape is not supported or a buffer is too small.
     pub fn selective_scan(&self, delta: &Delta, runs: &DeltaRuns) -> Result<(), CudaError> {
         let shape = &delta.shape;
-        assert!(shape.is_supported() && shape.rule == DeltaRule::Mamba, "{shape:?}");
+        assert!(takes_delta(shape) && shape.rule == DeltaRule::Mamba, "{shape:?}");
         let (values, rows, key_dim) = (shape.value_width(), runs.rows, shape.key_dim);
         let parts = key_dim.div_ceil(NUMBERS).next_power_of_two();
         let grid = ((values * parts).div_ceil(THREADS) as u32, runs.count as u32, 1);
-        let kernel = self.kernel(shape.module(), "selective_scan")?;
+        let kernel = self.kernel(delta_module(shape), "selective_scan")?;
         Launch::new(kernel, grid, (THREADS as u32, 1, 1))
             .ptr(delta.mixed, rows * values)
             .products(rows, [delta.a, delta.k, delta.q, delta.z])

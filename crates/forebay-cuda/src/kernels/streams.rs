@@ -5,6 +5,7 @@ use super::norm::aligned;
 use super::{Added, FiniteFlag};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
+use forebay_ops::StreamMixing;
 
 /// Number of threads of the largest block.
 const THREADS_MAX: usize = 1024;
@@ -30,35 +31,26 @@ pub struct StreamRows {
 pub enum StreamFactors {
     /// All factors are the same, so that the sum is the mean.
     Mean,
-    Mixed(StreamMixing),
+    Mixed(MixedProducts),
 }
 
-/// The rule that turns products of rows with a matrix into coefficients.
+/// Products that become coefficients.
 #[derive(Clone, Copy)]
-pub struct StreamMixing {
+pub struct MixedProducts {
     /// Products `[rows, count]`. If there are more than the factors of the inputs, the coefficients of the rows replace them.
     pub products: DevicePtr<f32>,
     pub count: usize,
-    /// Factors of the products: one for those of inputs, and, if there are such, one for those of outputs and one for those of the
-    /// matrix.
-    pub scales: DevicePtr<f32>,
-    /// Numbers that are added to the products of a row `[count]`.
-    pub base: DevicePtr<f32>,
-    pub iterations: usize,
-    pub epsilon: f32,
-    /// Factor of the logistic function in factors of outputs, and what is added to these.
-    pub outputs: (f32, f32),
-    pub norm_epsilon: f32,
+    pub mixing: StreamMixing<DevicePtr<f32>>,
 }
 
 /// Coefficients with which an output is added to streams.
 #[derive(Clone, Copy)]
 pub enum StreamCoefficients {
-    /// Those that [`StreamMixing::products`] became.
+    /// Those that [`MixedProducts::products`] became.
     Mixed(DevicePtr<f32>),
     /// One factor for each stream `[rows, STREAMS]`. The streams are not mixed.
     Gated(DevicePtr<f32>),
-    /// The same behind as many factors for inputs, as [`StreamMixing::products`] became.
+    /// The same behind as many factors for inputs, as [`MixedProducts::products`] became.
     Independent(DevicePtr<f32>),
 }
 
@@ -152,18 +144,17 @@ impl Gpu {
         // The order of a row's sum depends on the number of threads, so it follows from the width alone.
         let threads = (from.width / 4).next_power_of_two().clamp(32, THREADS_MAX) as u32;
         let kernel = self.kernel("streams", "collapse_streams")?;
+        let null = DevicePtr::null();
         let none = StreamMixing {
-            products: DevicePtr::null(),
-            count: 0,
-            scales: DevicePtr::null(),
-            base: DevicePtr::null(),
+            scales: null,
+            base: null,
             iterations: 0,
             epsilon: 0.0,
             outputs: (0.0, 0.0),
             norm_epsilon: 0.0,
         };
         let of = match factors {
-            StreamFactors::Mean => none,
+            StreamFactors::Mean => MixedProducts { products: null, count: 0, mixing: none },
             StreamFactors::Mixed(of) => {
                 let known = [STREAMS, FACTORS, COEFFICIENTS].contains(&of.count);
                 assert!(known, "{} products", of.count);
@@ -171,17 +162,18 @@ impl Gpu {
             }
         };
         let scales = (of.count / STREAMS).min(3);
+        let rule = of.mixing;
         Launch::new(kernel, (from.rows as u32, 1, 1), (threads, 1, 1))
             .ptr(from.x, from.count())
             .optional(of.products, from.rows * of.count)
             .int(of.count)
-            .optional(of.scales, scales)
-            .optional(of.base, of.count)
-            .int(of.iterations)
-            .float(of.epsilon)
-            .float(of.outputs.0)
-            .float(of.outputs.1)
-            .float(of.norm_epsilon)
+            .optional(rule.scales, scales)
+            .optional(rule.base, of.count)
+            .int(rule.iterations)
+            .float(rule.epsilon)
+            .float(rule.outputs.0)
+            .float(rule.outputs.1)
+            .float(rule.norm_epsilon)
             .ptr(out, from.rows * from.width)
             .int(from.width)
             .run(self)

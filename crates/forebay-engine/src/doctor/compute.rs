@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use forebay_codec::{Compact, Decoder, Encoder, Encoding, encode_compact};
-use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix, RowKind};
+use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix};
 use forebay_format::TensorType;
 use forebay_format::pack::CODED_CHUNK_BYTES_MAX;
 use forebay_format::random_weights::Content;
+use forebay_ops::RowKind;
 use forebay_store::{Arena, Interrupt, last_cache_bytes};
 use serde::Serialize;
 use tracing::field::Empty;

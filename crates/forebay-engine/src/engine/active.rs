@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay_compute::RowKind;
 use forebay_grammar::{GrammarError, Matcher};
 use forebay_kv::BlockHash;
 use forebay_model::sampling::{RowLogits, Sampler};
+use forebay_ops::RowKind;
 use forebay_text::{TextStream, Tokenizer};
 
 use super::probabilities::{PromptScores, log_probabilities, log_probabilities_of_largest};

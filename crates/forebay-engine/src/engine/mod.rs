@@ -21,8 +21,8 @@ use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use forebay_compute::RowKind;
 use forebay_model::ModelError;
+use forebay_ops::RowKind;
 
 use self::active::Active;
 use self::batch_size::{BatchSize, Measured};

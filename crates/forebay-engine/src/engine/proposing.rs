@@ -4,7 +4,7 @@
 //! proposals and checks them. Rows for which nothing is proposed go through the engine's passes, as without the layer: prompts,
 //! tokens that are computed again, and answers that follow a grammar.
 
-use forebay_compute::RowKind;
+use forebay_ops::RowKind;
 
 use super::Engine;
 use super::active::Active;

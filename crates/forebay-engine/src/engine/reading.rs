@@ -3,8 +3,8 @@
 
 use std::time::Instant;
 
-use forebay_compute::RowKind;
 use forebay_model::{ModelError, Paused};
+use forebay_ops::RowKind;
 
 use super::Engine;
 use super::request::RequestId;

@@ -1,6 +1,6 @@
 //! The choice of the rows of a pass: pure and deterministic.
 
-use forebay_compute::RowKind;
+use forebay_ops::RowKind;
 
 /// Limits of a pass.
 #[derive(Debug, Clone, Copy)]

@@ -3,8 +3,7 @@
 mod open;
 mod place;
 
-use forebay_compute::KvType;
-use forebay_cuda::{CudaError, Gpu, KvElement};
+use forebay_cuda::{CudaError, Gpu};
 pub use forebay_model::DeviceFacts as Facts;
 use forebay_model::{CudaPlan, DeviceShare, KvCapacity, ModelError};
 
@@ -17,16 +16,6 @@ pub(crate) use open::Opening;
 
 use crate::plan::{PlanRequest, PlannedModel};
 use crate::{EngineError, SessionOptions, device};
-
-/// Returns the type in which a GPU stores keys and values.
-fn element(kind: KvType) -> KvElement {
-    match kind {
-        KvType::F16 => KvElement::F16,
-        KvType::F32 => KvElement::F32,
-        KvType::Q8_0 => KvElement::Q8_0,
-        KvType::Q4_0 => KvElement::Q4_0,
-    }
-}
 
 /// Returns true if an error means that no GPU can be used, whatever the model.
 pub(crate) fn is_unusable(error: &EngineError) -> bool {
@@ -75,7 +64,7 @@ pub(crate) fn share(
     let sequences = request.work.sequences.max(1);
     let PlanRequest { context, kv_in_vram: in_vram, .. } = *request;
     let capacity = KvCapacity { context, sequences, tokens: None, in_vram };
-    let cache = CudaPlan::cache(element(request.cache), capacity);
+    let cache = CudaPlan::cache(request.cache, capacity);
     facts.plan(architecture, weights, cache, request.vram_bytes, request.policy)
 }
 
@@ -121,7 +110,7 @@ pub(crate) fn whole_bytes(
     capacity: KvCapacity,
 ) -> Result<u64, ModelError> {
     let PlannedModel { architecture, weights, .. } = model;
-    let cache = CudaPlan::cache(element(options.kv_type()), capacity);
+    let cache = CudaPlan::cache(options.kv_type(), capacity);
     // As much memory as any model needs.
     let facts = Facts { free_bytes: 1 << 60, total_bytes: 1 << 60, ..Facts::of(&gpu.0)? };
     let vram = facts.plan(architecture, weights, cache, None, options.policy)?.vram;
@@ -141,7 +130,8 @@ impl PlannedModel {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use forebay_ops::{KV_BLOCK, KvType};
+
     use crate::plan::row_bytes;
 
     /// Plans on machines without a GPU use `row_bytes` of `plan/model.rs`. Sessions use the sizes of the backend.
@@ -153,11 +143,11 @@ mod tests {
             {
                 let shape = forebay_cuda::KvLayerShape {
                     values_in_keys,
-                    ..forebay_cuda::KvLayerShape::new(element(kind), 3, (dim_k, dim_v), 1)
+                    ..forebay_cuda::KvLayerShape::new(kind, 3, (dim_k, dim_v), 1)
                 };
                 let values = if values_in_keys { 0 } else { row_bytes(kind, dim_v) };
                 let planned = 3 * (row_bytes(kind, dim_k) + values);
-                let block = forebay_cuda::KV_BLOCK as u64;
+                let block = KV_BLOCK as u64;
                 assert_eq!(block * planned, shape.block_bytes(), "{kind:?} {dim_k}");
             }
         }

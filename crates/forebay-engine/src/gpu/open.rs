@@ -7,7 +7,6 @@ use forebay_cuda::{CudaError, Gpu};
 use forebay_format::Catalog;
 use forebay_model::{Architecture, CudaPlan, Weights};
 
-use super::element;
 use crate::plan::{Coding, Rates, sub_layer_rates};
 use crate::session::joined;
 use crate::{CpuOffload, EngineError, SessionOptions, device};
@@ -61,7 +60,7 @@ impl<'scope> Opening<'scope> {
         }
         let gpu = self.gpu(open_time)?;
         let capacity = options.kv_capacity(context)?;
-        let shape = CudaPlan::cache(element(options.kv_type()), capacity);
+        let shape = CudaPlan::cache(options.kv_type(), capacity);
         let (exact, vram) = (options.exact, options.vram_bytes);
         let plan = CudaPlan::new(gpu, architecture, weights, shape, exact, vram, options.policy)?;
         let plan = if options.cuda_graphs { plan } else { plan.without_graphs() };

@@ -2,9 +2,10 @@
 
 use forebay_kv::{BlockHash, BlockKey};
 
-use super::content::{Content, KV_BLOCK, Row};
+use super::content::{Content, Row};
 use super::manager::{BlockManager, Changes};
 use super::sequence::SequenceId;
+use forebay_ops::KV_BLOCK;
 
 /// A sequence that has begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

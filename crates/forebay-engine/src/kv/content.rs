@@ -1,10 +1,7 @@
 //! Identity of a block: its rows, and a hash of them and of everything before them.
 
-use forebay_compute::RowKind;
 use forebay_kv::{BlockHash, Link};
-
-/// Positions in a KV block.
-pub const KV_BLOCK: usize = 16;
+use forebay_ops::{KV_BLOCK, RowKind};
 
 /// The token of one position, and how it was computed.
 ///

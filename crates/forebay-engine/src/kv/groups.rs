@@ -2,9 +2,9 @@
 
 use forebay_kv::BlockHash;
 
-use super::content::KV_BLOCK;
 use super::manager::LostBlock;
 use super::pool::{BlockId, Evicted, Pool};
+use forebay_ops::KV_BLOCK;
 
 /// A layer group: the layers with the same attention window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

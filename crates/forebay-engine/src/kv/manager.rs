@@ -1,9 +1,9 @@
 //! The block manager: room for new positions, and their commit.
 
-use forebay_compute::RowKind;
 use forebay_kv::{BlockHash, BlockKey, Link};
+use forebay_ops::{KV_BLOCK, RowKind};
 
-use super::content::{KV_BLOCK, Row};
+use super::content::Row;
 use super::groups::{GroupConfig, Groups};
 use super::pool::BlockId;
 use super::sequence::{Sequence, SequenceId, Sequences};

@@ -60,7 +60,7 @@ mod statistics;
 mod tests;
 
 pub use admission::Admission;
-pub use content::{KV_BLOCK, Row};
+pub use content::Row;
 pub use groups::GroupConfig;
 pub use manager::{BlockCopy, BlockManager, Changes, LostBlock, OutOfBlocks, TableEntry};
 pub use pool::BlockId;

@@ -2,8 +2,9 @@
 
 use forebay_kv::{BlockHash, Link};
 
-use super::content::{Content, KV_BLOCK, Row};
+use super::content::{Content, Row};
 use super::pool::BlockId;
+use forebay_ops::KV_BLOCK;
 
 /// A sequence of a [`BlockManager`](super::BlockManager).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

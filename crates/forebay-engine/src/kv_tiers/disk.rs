@@ -8,7 +8,7 @@ use forebay_compute::kv_rounding::{self as rounding, RoundingError};
 use forebay_kv::{BlockHash, BlockKey, DiskStatistics, DiskStore, Fetch, Fetched, Link};
 
 use super::KvTiers;
-use crate::kv::KV_BLOCK;
+use forebay_ops::KV_BLOCK;
 
 /// A block that no request has used twice is written if it ends a prefix of at least so many positions, which take a while to
 /// compute.

@@ -23,7 +23,8 @@ pub use self::disk::{DiskTier, Fetching, KvDisk, KvDiskType};
 pub use self::folder::{KvFolder, KvFolderError, KvFolderNote, OpenedKvFolder, kv_secret};
 pub use self::host_slots::HostSlot;
 use self::host_slots::{HostSlots, Share};
-use crate::kv::{BlockId, GroupConfig, KV_BLOCK, LostBlock};
+use crate::kv::{BlockId, GroupConfig, LostBlock};
+use forebay_ops::KV_BLOCK;
 
 /// The KV blocks outside the pools, and what moved them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]

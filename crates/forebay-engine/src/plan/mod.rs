@@ -29,8 +29,8 @@ mod sub_layers;
 mod trust;
 mod whole;
 
-use forebay_compute::KvType;
 use forebay_model::{DeviceShare, KvInVram, SubLayerPlacement, VramUse};
+use forebay_ops::KvType;
 use forebay_stream::{MemoryPlan, PolicyKind};
 use serde::Serialize;
 use tracing::field::Empty;

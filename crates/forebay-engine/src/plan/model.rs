@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use forebay_compute::KvType;
 use forebay_format::{Catalog, TensorType};
 use forebay_model::weights::{
     AttentionWeights, DeltaWeights, FeedForwardWeights, LayerWeights, PartMatrix, StreamWeights,
     distinct,
 };
 use forebay_model::{Architecture, CacheSize, KvCapacity, KvInVram, Weights};
+use forebay_ops::KvType;
 use forebay_store::FileSet;
 use forebay_stream::ModelBlocks;
 

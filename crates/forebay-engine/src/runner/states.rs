@@ -4,7 +4,8 @@
 use super::{Runner, SavedPlace, SavedSequence};
 use crate::EngineError;
 use crate::engine::SnapshotBlock;
-use crate::kv::{GroupConfig, KV_BLOCK, SequenceId};
+use crate::kv::{GroupConfig, SequenceId};
+use forebay_ops::KV_BLOCK;
 
 /// Positions at the end of a prompt behind which no state is kept: templates end a prompt with tokens that announce an answer, and
 /// the next turn has others in their place.

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use forebay_cuda::{
-    DECODE_ROWS, DeviceMatrix, DeviceMemory, DevicePtr, ExpertPairs, ExpertPart, ExpertTable,
-    GateBiases, Gating, MatmulJob, MatmulWeights, NO_EXPERT, Pairing, SortedPairs, narrow_form,
+    DECODE_ROWS, DeviceMatmul, DeviceMatrix, DeviceMemory, DevicePtr, ExpertPairs, ExpertPart,
+    ExpertTable, GateBiases, MatmulWeights, NO_EXPERT, Pairing, SortedPairs, narrow_form,
 };
 use forebay_format::TensorType;
+use forebay_ops::Gating;
 
 use super::{matmul, matvec};
 use crate::harness::{Check, Context, Outcome};
@@ -223,7 +224,7 @@ fn prompt(context: &Context, ty: TensorType, exact: bool) -> Result<Outcome> {
             };
             for (weights, out) in [dense, experts].into_iter().zip(&out) {
                 let out = out.ptr();
-                gpu.matmul(&MatmulJob { ty, weights, rows, cols, x: input.form, out })?;
+                gpu.matmul(&DeviceMatmul { ty, weights, rows, cols, x: input.form, out })?;
             }
             rows_of(context, &[(&out[0], rows), (&out[1], rows)], count)
         };

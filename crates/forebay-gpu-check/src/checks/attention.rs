@@ -4,10 +4,10 @@ mod bench;
 mod case;
 
 use anyhow::Result;
-use forebay_cuda::{KvElement, RowKind};
+use forebay_ops::{KvType, RowKind};
 
 use self::case::Case;
-pub use self::case::{Variation, cpu_type};
+pub use self::case::Variation;
 use crate::bench::Bench;
 use crate::harness::{Check, Context, Outcome};
 
@@ -42,8 +42,8 @@ const LATENT: [(usize, usize); 8] =
     [(0, 1), (511, 1), (600, 1), (63, 2), (130, 5), (0, 9), (37, 40), (100, 33)];
 
 /// Types that the specialised kernels support.
-const FAST: [(KvElement, &str); 3] =
-    [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0"), (KvElement::Q4_0, "q4_0")];
+const FAST: [(KvType, &str); 3] =
+    [(KvType::F16, "f16"), (KvType::Q8_0, "q8_0"), (KvType::Q4_0, "q4_0")];
 
 pub fn checks() -> Vec<Check> {
     let dims =
@@ -51,7 +51,7 @@ pub fn checks() -> Vec<Check> {
     let mut checks = Vec::new();
     for (k, v) in dims {
         for (element, name) in FAST {
-            let halves = element == KvElement::F16;
+            let halves = element == KvType::F16;
             let (decode, prompt) =
                 if halves { (EXACT, HALVES) } else { (BYTES_AS_HALVES, BYTES_AND_HALVES) };
             checks.push(check("decode", name, element, (k, v), &DECODE, decode));
@@ -59,18 +59,18 @@ pub fn checks() -> Vec<Check> {
         }
     }
     for (k, v) in [(128, 128), (64, 64), (33, 17), (20, 12), (200, 200), (576, 512), (1088, 1024)] {
-        checks.push(check("general", "f32", KvElement::F32, (k, v), &GENERAL, EXACT));
+        checks.push(check("general", "f32", KvType::F32, (k, v), &GENERAL, EXACT));
     }
     for (element, name) in FAST {
         checks.push(check("general", name, element, (576, 512), &GENERAL, EXACT));
     }
-    for (element, name) in FAST.into_iter().chain([(KvElement::F32, "f32")]) {
+    for (element, name) in FAST.into_iter().chain([(KvType::F32, "f32")]) {
         let run = move |context: &Context| latent(context, element);
         checks.push(Check::new(format!("attention latent {name}"), run));
         let run = move |context: &Context| windows(context, element);
         checks.push(Check::new(format!("attention windows {name}"), run));
     }
-    for (element, name) in FAST.into_iter().chain([(KvElement::F32, "f32")]) {
+    for (element, name) in FAST.into_iter().chain([(KvType::F32, "f32")]) {
         let run = move |context: &Context| biases(context, element);
         checks.push(Check::new(format!("attention biases by distance {name}"), run));
     }
@@ -87,7 +87,7 @@ fn kind_of(tokens: usize) -> RowKind {
 fn check(
     family: &'static str,
     name: &str,
-    element: KvElement,
+    element: KvType,
     (dim_k, dim_v): (usize, usize),
     spans: &'static [(usize, usize)],
     tolerance: f64,
@@ -116,7 +116,7 @@ fn check(
 }
 
 /// Checks biases by distance: few profiles and more than a warp has lanes, with distances that end before the context and after it.
-fn biases(context: &Context, element: KvElement) -> Result<Outcome> {
+fn biases(context: &Context, element: KvType) -> Result<Outcome> {
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     let plain = Variation::plain();
     for (i, &(first, tokens)) in GENERAL.iter().enumerate() {
@@ -136,7 +136,7 @@ fn biases(context: &Context, element: KvElement) -> Result<Outcome> {
 }
 
 /// Checks values that are a part of their keys: DeepSeek's shapes, and short ones, which other kernels compute.
-fn latent(context: &Context, element: KvElement) -> Result<Outcome> {
+fn latent(context: &Context, element: KvType) -> Result<Outcome> {
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     for (heads, (dim_k, dim_v)) in [(16, (576, 512)), (128, (576, 512)), (6, (40, 32))] {
         for (i, &(first, tokens)) in LATENT.iter().enumerate() {
@@ -154,7 +154,7 @@ fn latent(context: &Context, element: KvElement) -> Result<Outcome> {
 
 /// Checks that caches that keep a window give the same bits as caches that keep all positions. The shapes are those of
 /// gpt-oss (with sinks), of Gemma 3, and of a head that only the general kernel supports.
-fn windows(context: &Context, element: KvElement) -> Result<Outcome> {
+fn windows(context: &Context, element: KvType) -> Result<Outcome> {
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     let shapes = [((64, 8), 64, 128, true), ((8, 4), 256, 1024, false), ((4, 2), 300, 100, true)];
     for (heads, dim, window, sinks) in shapes {
@@ -177,7 +177,7 @@ fn windows(context: &Context, element: KvElement) -> Result<Outcome> {
 /// Checks that results do not depend on the limit for the number of splits, apart from rounding.
 fn splits(context: &Context) -> Result<Outcome> {
     let mut outcome = Outcome::same::<f32>(&[], &[]);
-    for (element, dim_k) in [(KvElement::F16, 128), (KvElement::F32, 128), (KvElement::F16, 64)] {
+    for (element, dim_k) in [(KvType::F16, 128), (KvType::F32, 128), (KvType::F16, 64)] {
         let kind = RowKind::Decode;
         let case = Case::of(element, (10, 2), (dim_k, dim_k), kind, (700, 2));
         let inputs = case.inputs(context)?;

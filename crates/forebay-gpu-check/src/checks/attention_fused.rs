@@ -3,9 +3,10 @@
 
 use anyhow::Result;
 use forebay_cuda::{
-    Attention, AttentionInputs, AttentionScratch, Converted, DeviceMemory, DevicePtr, HeadInput,
-    KvElement, KvLayerShape, PassRows, Rotation, RoundedActivations, RowKind,
+    AttentionInputs, AttentionScratch, Converted, DeviceAttention, DeviceMemory, DevicePtr,
+    HeadInput, KvLayerShape, PassRows, Rotation, RoundedActivations,
 };
+use forebay_ops::{KvType, RowKind};
 
 use super::attention_inputs::mixed;
 use super::paged::{PagedCache, Rows};
@@ -17,12 +18,12 @@ const EPSILON: f32 = 1e-6;
 const CAPACITY: usize = 704;
 
 pub fn checks() -> Vec<Check> {
-    let elements = [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0"), (KvElement::Q4_0, "q4_0")];
-    let check = |(element, name): (KvElement, &str)| {
+    let elements = [(KvType::F16, "f16"), (KvType::Q8_0, "q8_0"), (KvType::Q4_0, "q4_0")];
+    let check = |(element, name): (KvType, &str)| {
         let run = move |context: &Context| all(context, element);
         Check::new(format!("attention with inputs {name}"), run)
     };
-    let one = |(element, name): (KvElement, &str)| {
+    let one = |(element, name): (KvType, &str)| {
         let run = move |context: &Context| one_sequence(context, element);
         Check::new(format!("attention after inputs {name}"), run)
     };
@@ -31,7 +32,7 @@ pub fn checks() -> Vec<Check> {
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    element: KvElement,
+    element: KvType,
     heads: usize,
     kv_heads: usize,
     dim_k: usize,
@@ -46,7 +47,7 @@ struct Case {
     window: Option<usize>,
 }
 
-fn plain(element: KvElement) -> Case {
+fn plain(element: KvType) -> Case {
     Case {
         element,
         heads: 32,
@@ -64,7 +65,7 @@ fn plain(element: KvElement) -> Case {
     }
 }
 
-fn all(context: &Context, element: KvElement) -> Result<Outcome> {
+fn all(context: &Context, element: KvType) -> Result<Outcome> {
     let plain = plain(element);
     let cases = [
         plain,
@@ -202,7 +203,7 @@ impl Case {
         let (codes, scales) = RoundedActivations::bytes(rows.count, width.next_multiple_of(32));
         let memory = context.poisoned((codes + scales).div_ceil(4))?;
         let rounded = self.dim_v.is_multiple_of(32).then(|| rounded_at(&memory, codes));
-        let what = Attention {
+        let what = DeviceAttention {
             q,
             out: out.ptr(),
             rows,
@@ -259,7 +260,7 @@ fn one(context: &Context, case: &Case, rows: &[(usize, usize)], limit: usize) ->
 
 /// Compares several rows of one sequence in one pass, each of which sees those before it, with the same rows one after
 /// another.
-fn one_sequence(context: &Context, element: KvElement) -> Result<Outcome> {
+fn one_sequence(context: &Context, element: KvType) -> Result<Outcome> {
     let gpu = &context.gpu;
     let plain = plain(element);
     let cases = [

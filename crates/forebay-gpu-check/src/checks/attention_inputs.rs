@@ -2,12 +2,10 @@
 
 use anyhow::Result;
 use forebay_compute::{KvCache, KvLayer, KvShape, RopeConfig, RopeLayout, RopeScaling, RopeTable};
-use forebay_cuda::{
-    AttentionInputs, DevicePtr, HeadInput, KV_BLOCK, KvElement, KvLayerShape, Rotation, RowKind,
-};
+use forebay_cuda::{AttentionInputs, DevicePtr, HeadInput, KvLayerShape, Rotation};
+use forebay_ops::{KV_BLOCK, KvType, RowKind};
 use half::f16;
 
-use super::attention::cpu_type;
 use super::paged::{PagedCache, Rows};
 use crate::bench::{Bench, Measured, median_seconds};
 use crate::harness::{Check, Context, Outcome};
@@ -17,17 +15,17 @@ const EPSILON: f32 = 1e-6;
 
 pub fn checks() -> Vec<Check> {
     let elements = [
-        (KvElement::F16, "f16"),
-        (KvElement::F32, "f32"),
-        (KvElement::Q8_0, "q8_0"),
-        (KvElement::Q4_0, "q4_0"),
+        (KvType::F16, "f16"),
+        (KvType::F32, "f32"),
+        (KvType::Q8_0, "q8_0"),
+        (KvType::Q4_0, "q4_0"),
     ];
-    let check = |(element, name): (KvElement, &str)| {
+    let check = |(element, name): (KvType, &str)| {
         Check::new(format!("attention_inputs {name}"), move |context: &Context| {
             all(context, element)
         })
     };
-    let mixing = |(element, name): (KvElement, &str)| {
+    let mixing = |(element, name): (KvType, &str)| {
         Check::new(format!("mix_sums {name}"), move |context: &Context| sums(context, element))
     };
     let rounding = elements.into_iter().filter(|(element, _)| element.rounds());
@@ -64,7 +62,7 @@ struct Case {
     norms_last: bool,
 }
 
-fn all(context: &Context, element: KvElement) -> Result<Outcome> {
+fn all(context: &Context, element: KvType) -> Result<Outcome> {
     let neox = Case {
         heads: 8,
         kv_heads: 2,
@@ -197,7 +195,7 @@ fn rope(case: &Case, context: usize) -> Result<Option<RopeTable>> {
 
 fn one(
     context: &Context,
-    element: KvElement,
+    element: KvType,
     case: &Case,
     first: usize,
     tokens: usize,
@@ -283,11 +281,11 @@ fn one(
             // The tolerance is half a step of the type, or of the block's scale.
             let largest = row.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
             let step = match element {
-                KvElement::F32 => tolerance,
-                KvElement::F16 => 5e-4,
-                KvElement::Q8_0 => 4.5e-3 * f64::from(largest),
+                KvType::F32 => tolerance,
+                KvType::F16 => 5e-4,
+                KvType::Q8_0 => 4.5e-3 * f64::from(largest),
                 // A value at the end of the range without its own code is a whole step away.
-                KvElement::Q4_0 => 0.13 * f64::from(largest),
+                KvType::Q4_0 => 0.13 * f64::from(largest),
             };
             let label = format!("{name} of token {token}, head {head}");
             outcome = outcome.worse(compare(&got[..dim], row, step, &label));
@@ -312,13 +310,13 @@ fn one(
 }
 
 /// Returns the number of elements that are mixed before they are stored.
-pub fn mixed(element: KvElement, (head_dim_k, head_dim_v): (usize, usize)) -> usize {
+pub fn mixed(element: KvType, (head_dim_k, head_dim_v): (usize, usize)) -> usize {
     let shape = KvShape { kv_heads: 1, head_dim_k, head_dim_v, values_in_keys: false };
-    shape.mixed(cpu_type(element))
+    shape.mixed(element)
 }
 
 /// Compares sums that are mixed with the CPU's.
-fn sums(context: &Context, element: KvElement) -> Result<Outcome> {
+fn sums(context: &Context, element: KvType) -> Result<Outcome> {
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     for (mixed, count) in [(2, 6), (16, 48), (32, 32 * 33), (64, 64), (64, 64 * 1000)] {
         let mut expected = Random::new(3).gaussians(count);
@@ -332,10 +330,10 @@ fn sums(context: &Context, element: KvElement) -> Result<Outcome> {
 }
 
 /// Returns a row as the CPU's cache stores it.
-fn kept_on_cpu(context: &Context, element: KvElement, row: &[f32]) -> Result<Vec<f32>> {
+fn kept_on_cpu(context: &Context, element: KvType, row: &[f32]) -> Result<Vec<f32>> {
     let shape = KvShape { kv_heads: 1, head_dim_k: row.len(), head_dim_v: 1, values_in_keys: true };
     let layer = KvLayer::new(shape, 0);
-    let mut cache = KvCache::new(&[layer], &[2], cpu_type(element))?;
+    let mut cache = KvCache::new(&[layer], &[2], element)?;
     cache.write(&context.cpu, 0, &[1], 0, row, &[]);
     Ok(cache.key(&context.cpu, 0, &[1], 0, 0))
 }
@@ -370,11 +368,11 @@ impl Plane<'_> {
         let shape = &self.cache.shape;
         let half = |at: usize| f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32();
         match shape.element {
-            KvElement::F16 => {
+            KvType::F16 => {
                 let stride = self.dim.next_multiple_of(8);
                 (0..stride).map(|i| half(2 * (row * stride + i))).collect()
             }
-            KvElement::F32 => {
+            KvType::F32 => {
                 let stride = self.dim.next_multiple_of(8);
                 let value = |i: usize| {
                     let at = 4 * (row * stride + i);
@@ -382,7 +380,7 @@ impl Plane<'_> {
                 };
                 (0..stride).map(value).collect()
             }
-            KvElement::Q8_0 => {
+            KvType::Q8_0 => {
                 let stride = self.dim.next_multiple_of(32);
                 let scales = shape.kv_heads * KV_BLOCK * stride;
                 let value = |i: usize| {
@@ -391,7 +389,7 @@ impl Plane<'_> {
                 };
                 (0..stride).map(value).collect()
             }
-            KvElement::Q4_0 => {
+            KvType::Q4_0 => {
                 let stride = self.dim.next_multiple_of(32);
                 let scales = shape.kv_heads * KV_BLOCK * stride / 2;
                 let value = |i: usize| {
@@ -428,7 +426,7 @@ fn measure(context: &Context, tokens: usize) -> Result<Measured> {
     let k = context.upload(&random.gaussians(tokens * kv_heads * dim))?;
     let v = context.upload(&random.gaussians(tokens * kv_heads * dim))?;
     let norm = context.upload(&random.gaussians(dim))?;
-    let shape = KvLayerShape::new(KvElement::F16, kv_heads, (dim, dim), capacity);
+    let shape = KvLayerShape::new(KvType::F16, kv_heads, (dim, dim), capacity);
     let cache = PagedCache::new(context, shape, 1, None)?;
     let rows = Rows::run(context, RowKind::Prompt, 0, 0..tokens)?;
     let (layer, pass) = (cache.layer(), rows.pass());

@@ -2,9 +2,10 @@
 
 use anyhow::Result;
 use forebay_cuda::{
-    Attention, AttentionScratch, ChosenKeys, Converted, DeviceMemory, DevicePtr, KvElement,
-    KvLayer, KvLayerShape, PassRows, RelativeBiases, RowKind, converts_outputs,
+    AttentionScratch, Converted, DeviceAttention, DeviceKvLayer, DeviceMemory, DevicePtr,
+    KvLayerShape, PassRows, RelativeBiases, converts_outputs,
 };
+use forebay_ops::{ChosenKeys, KvType, RowKind};
 
 use super::attention::Variation;
 use super::halves::Halves;
@@ -25,13 +26,13 @@ pub struct Call {
     /// Null if there are none.
     pub sinks: DevicePtr<f32>,
     pub relative: Option<RelativeBiases>,
-    pub chosen: Option<ChosenKeys>,
+    pub chosen: Option<ChosenKeys<DevicePtr<u32>>>,
     /// Limit of the number of splits of generated tokens, or `None` for that of the GPU.
     pub limit: Option<usize>,
 }
 
 /// Runs a call, with memory that is poisoned before, and returns the outputs.
-pub fn attend(context: &Context, call: &Call, layer: &KvLayer) -> Result<Vec<f32>> {
+pub fn attend(context: &Context, call: &Call, layer: &DeviceKvLayer) -> Result<Vec<f32>> {
     let (gpu, shape, Call { rows, heads, end, .. }) = (&context.gpu, &layer.shape, *call);
     let splits = match call.limit {
         Some(limit) => gpu.attention_splits_with(limit, shape, end),
@@ -47,7 +48,7 @@ pub fn attend(context: &Context, call: &Call, layer: &KvLayer) -> Result<Vec<f32
     let width = heads * shape.dim_v;
     let converts = rows.kind == RowKind::Prompt && converts_outputs(shape, &rows);
     let halves = Halves::new(context, rows.count, width)?;
-    let what = Attention {
+    let what = DeviceAttention {
         q: call.q,
         out: out.ptr(),
         rows,
@@ -102,10 +103,10 @@ pub fn checks() -> Vec<Check> {
     // The groups have fewer and more query heads than a block of the decode kernel. Every length is of another module.
     let forms = [form(4, 2, 64), form(10, 1, 96), form(3, 3, 128), form(4, 1, 256), latent(20)];
     let elements = [
-        (KvElement::F16, "f16"),
-        (KvElement::Q8_0, "q8_0"),
-        (KvElement::Q4_0, "q4_0"),
-        (KvElement::F32, "f32"),
+        (KvType::F16, "f16"),
+        (KvType::Q8_0, "q8_0"),
+        (KvType::Q4_0, "q4_0"),
+        (KvType::F32, "f32"),
     ];
     let mut checks = Vec::new();
     for (element, name) in elements {
@@ -148,7 +149,7 @@ struct Numbers {
 }
 
 impl Form {
-    fn shape(&self, element: KvElement, context: usize) -> KvLayerShape {
+    fn shape(&self, element: KvType, context: usize) -> KvLayerShape {
         let Form { kv_heads, dim_k, dim_v, latent, .. } = *self;
         let shape = KvLayerShape::new(element, kv_heads, (dim_k, dim_v), context);
         KvLayerShape { values_in_keys: latent, ..shape }
@@ -189,7 +190,7 @@ fn bits(x: &[f32]) -> Vec<u32> {
 }
 
 /// Runs generated tokens of different sequences alone and together.
-fn rows(context: &Context, element: KvElement, form: Form) -> Result<Outcome> {
+fn rows(context: &Context, element: KvType, form: Form) -> Result<Outcome> {
     let most = POSITIONS.into_iter().max().unwrap_or_default() + 1;
     let numbers = form.numbers(context, POSITIONS.len(), most)?;
     let mut outcome = Outcome::same::<f32>(&[], &[]);
@@ -231,7 +232,7 @@ fn rows(context: &Context, element: KvElement, form: Form) -> Result<Outcome> {
 }
 
 /// Runs prompts of different sequences alone and together.
-fn prompts(context: &Context, element: KvElement, form: Form) -> Result<Outcome> {
+fn prompts(context: &Context, element: KvType, form: Form) -> Result<Outcome> {
     let most = PROMPTS.into_iter().map(|(from, count)| from + count).max().unwrap_or_default();
     let count = PROMPTS.into_iter().map(|(_, count)| count).sum();
     let numbers = form.numbers(context, count, most)?;
@@ -273,7 +274,7 @@ fn prompts(context: &Context, element: KvElement, form: Form) -> Result<Outcome>
 }
 
 /// Runs a prompt at once and in several batches.
-fn cuts(context: &Context, element: KvElement, form: Form) -> Result<Outcome> {
+fn cuts(context: &Context, element: KvType, form: Form) -> Result<Outcome> {
     let numbers = form.numbers(context, PROMPT, PROMPT)?;
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     for variation in variations() {

@@ -1,7 +1,7 @@
 //! Products with compact weights have the bits of products with plain ones.
 
 use anyhow::Result;
-use forebay_cuda::{DeviceMatrix, MatmulJob, MatmulWeights, Pairing, TileSize, narrow_form};
+use forebay_cuda::{DeviceMatmul, DeviceMatrix, MatmulWeights, Pairing, TileSize, narrow_form};
 use forebay_format::TensorType;
 
 use super::{matmul, matvec};
@@ -107,7 +107,7 @@ fn products(context: &Context, ty: TensorType, weights: &Weights, x: &[f32]) -> 
     for form in [narrow_form(ty, cols), None] {
         let input = matmul::Input::new(context, form, x, cols)?;
         let operands = MatmulWeights::Dense { data: weights.ptr, tokens };
-        let job = MatmulJob { ty, weights: operands, rows, cols, x: input.form, out: out.ptr() };
+        let job = DeviceMatmul { ty, weights: operands, rows, cols, x: input.form, out: out.ptr() };
         // The plain type has one size less.
         let sizes = TileSize::of(ty);
         for size in [TileSize::Small, TileSize::Large, sizes[sizes.len() - 1]] {

@@ -1,14 +1,11 @@
 //! Compares recurrent layers and gates of rows with the CPU and with f64 arithmetic.
 
 use anyhow::Result;
-use forebay_compute::{
-    DeltaColumns, DeltaInputs, DeltaRule as CpuRule, DeltaShape as CpuShape, DeltaVectors,
-    GateFunction, HeadColumns as CpuColumns, ProductRows, StateRun,
-};
+use forebay_compute::{DeltaColumns, DeltaInputs, DeltaVectors, ProductRows, StateRun};
 use forebay_cuda::{
-    CompressedParts, Delta, DeltaRule, DeltaRuns, DeltaShape, DeltaStates, DevicePtr, HeadColumns,
-    HeadGates, NO_STATE, ProductColumns,
+    CompressedParts, Delta, DeltaRuns, DeltaStates, DevicePtr, HeadGates, NO_STATE, ProductColumns,
 };
+use forebay_ops::{DeltaRule, DeltaShape, GateFunction, HeadColumns};
 
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
@@ -111,7 +108,7 @@ impl Layer {
     fn separate(shape: DeltaShape) -> Layer {
         let per_key = shape.value_heads / shape.key_heads;
         let (keys, values) = (shape.key_heads * shape.key_dim, per_key * shape.value_dim);
-        let columns = |first, step| CpuColumns { first, step };
+        let columns = |first, step| HeadColumns { first, step };
         let widths = [
             shape.channels(),
             shape.channels(),
@@ -136,7 +133,7 @@ impl Layer {
         let per_key = shape.value_heads / shape.key_heads;
         let (dim, values) = (shape.key_dim, per_key * shape.value_dim);
         let step = 2 * dim + 2 * values;
-        let columns = |first, step| CpuColumns { first, step };
+        let columns = |first, step| HeadColumns { first, step };
         let (wide, narrow) = (shape.key_heads * step, 2 * shape.value_heads);
         let all = DeltaColumns {
             q: columns(0, step),
@@ -154,7 +151,7 @@ impl Layer {
         let per_key = shape.value_heads / shape.key_heads;
         let (keys, values) = (shape.key_heads * shape.key_dim, shape.value_width());
         let decays = shape.decay_width();
-        let columns = |step| CpuColumns { first: 0, step };
+        let columns = |step| HeadColumns { first: 0, step };
         let all = DeltaColumns {
             q: columns(shape.key_dim),
             k: columns(shape.key_dim),
@@ -171,7 +168,7 @@ impl Layer {
     fn together(shape: DeltaShape) -> Layer {
         let per_key = shape.value_heads / shape.key_heads;
         let (keys, values) = (shape.key_heads * shape.key_dim, shape.value_width());
-        let columns = |first, step| CpuColumns { first, step };
+        let columns = |first, step| HeadColumns { first, step };
         let all = DeltaColumns {
             q: columns(2 * values + keys, shape.key_dim),
             k: columns(2 * values, shape.key_dim),
@@ -198,7 +195,7 @@ impl Layer {
             decay_bound: 0.0,
             share_scale: 1.0,
         };
-        let columns = |first| CpuColumns { first, step: channels };
+        let columns = |first| HeadColumns { first, step: channels };
         let all = DeltaColumns {
             q: columns(0),
             k: columns(0),
@@ -226,7 +223,7 @@ impl Layer {
             decay_bound: 0.0,
             share_scale: 1.0,
         };
-        let columns = |first| CpuColumns { first, step: values };
+        let columns = |first| HeadColumns { first, step: values };
         let all = DeltaColumns {
             q: columns(BEFORE_KEYS + key_dim),
             k: columns(BEFORE_KEYS),
@@ -307,11 +304,10 @@ impl Layer {
         let width = self.shape.value_width();
         let mixed = context.poisoned(rows * self.shape.channels())?;
         let out = context.poisoned(rows * width)?;
-        let columns = |of: CpuColumns| HeadColumns { first: of.first, step: of.step };
-        let product = |index: usize, of: CpuColumns| ProductColumns {
+        let product = |index: usize, columns: HeadColumns| ProductColumns {
             values: uploaded[index].ptr(),
             row: self.widths[index],
-            columns: columns(of),
+            columns,
         };
         let delta = Delta {
             shape: self.shape,
@@ -350,27 +346,7 @@ impl Layer {
         products: &[Vec<f32>; 6],
         tokens: usize,
     ) -> (Vec<f32>, Vec<f32>) {
-        let of = self.shape;
-        let shape = CpuShape {
-            rule: match of.rule {
-                DeltaRule::GatedDelta => CpuRule::GatedDelta,
-                DeltaRule::KimiDelta => CpuRule::KimiDelta,
-                DeltaRule::Mamba2 => CpuRule::Mamba2,
-                DeltaRule::Mamba => CpuRule::Mamba,
-                DeltaRule::Lightning => CpuRule::Lightning,
-                DeltaRule::ShortConvolution => CpuRule::ShortConvolution,
-            },
-            key_heads: of.key_heads,
-            value_heads: of.value_heads,
-            key_dim: of.key_dim,
-            value_dim: of.value_dim,
-            convolution: of.convolution,
-            tiled: of.tiled,
-            norm_width: of.norm_width,
-            sigmoid_gate: of.sigmoid_gate,
-            decay_bound: of.decay_bound,
-            share_scale: of.share_scale,
-        };
+        let shape = self.shape;
         let rows = |index: usize| ProductRows { values: &products[index], row: self.widths[index] };
         let inputs = DeltaInputs {
             columns: self.columns,
@@ -387,7 +363,7 @@ impl Layer {
             convolution_bias: extra.map(|[bias, _]| &bias[..]),
             skip: extra.map(|[_, skip]| &skip[..]),
             decay: &self.decay,
-            step: if of.rule == DeltaRule::Lightning { &[] } else { &self.step },
+            step: if shape.rule == DeltaRule::Lightning { &[] } else { &self.step },
             norm: &self.norm[..self.shape.norm_weights()],
             epsilon: EPSILON,
         };
@@ -396,7 +372,7 @@ impl Layer {
         let mut scratch = vec![0.0; tokens * shape.scratch_floats()];
         let mut out = vec![0.0; tokens * shape.value_width()];
         let cpu = &context.cpu;
-        if of.rule == DeltaRule::Mamba {
+        if shape.rule == DeltaRule::Mamba {
             cpu.mix_values(&shape, &weights, &inputs, &run, &mut state, &mut scratch);
             cpu.selective_scan(&shape, &weights, &inputs, &scratch, &run, &mut state, &mut out);
             return (out, state);

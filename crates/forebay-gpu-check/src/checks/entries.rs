@@ -2,28 +2,22 @@
 
 use anyhow::Result;
 use forebay_compute::{
-    Attention as CpuAttention, AttentionRun, ChosenKeys as CpuChosen, Compression, Entries,
-    EntryScratch, KeyChoice, KvCache, KvLayer as CpuLayer, KvShape, PoolScores, Pools, RopeConfig,
-    RopeLayout, RopeScaling, RopeTable, RowKind as CpuRowKind,
+    Attention, AttentionRun, Compression, Entries, EntryScratch, KeyChoice, KvCache, KvLayer,
+    KvShape, PoolScores, RopeConfig, RopeLayout, RopeScaling, RopeTable,
 };
 use forebay_cuda::{
-    AttentionScratch, AttentionScratchSize, ChosenKeys, Compressor, Indexer, IndexerScores,
-    KV_BLOCK, KvElement, KvLayerShape, PassRows, Pools as GpuPools, Rotation, RowKind,
-    SharedKeyAttention, entries_scratch,
+    AttentionScratch, AttentionScratchSize, Compressor, Indexer, IndexerScores, KvLayerShape,
+    PassRows, Rotation, SharedKeyAttention, entries_scratch,
 };
+use forebay_ops::{ChosenKeys, KV_BLOCK, KvType, Pools, RowKind};
 use half::f16;
 
-use super::attention::cpu_type;
 use super::paged::{PagedCache, Rows};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
 
-const ELEMENTS: [(KvElement, &str); 4] = [
-    (KvElement::F16, "f16"),
-    (KvElement::F32, "f32"),
-    (KvElement::Q8_0, "q8_0"),
-    (KvElement::Q4_0, "q4_0"),
-];
+const ELEMENTS: [(KvType, &str); 4] =
+    [(KvType::F16, "f16"), (KvType::F32, "f32"), (KvType::Q8_0, "q8_0"), (KvType::Q4_0, "q4_0")];
 
 /// Number of positions of a sequence, and of sequences.
 const CONTEXT: usize = 600;
@@ -70,7 +64,7 @@ pub fn checks() -> Vec<Check> {
 /// Caches of keys, projections and entries on the GPU and on the CPU.
 struct Case {
     form: Form,
-    element: KvElement,
+    element: KvType,
     caches: [PagedCache; 3],
     cpu: KvCache,
     /// The CPU's blocks of each sequence, the same in both groups.
@@ -81,7 +75,7 @@ struct Case {
 }
 
 impl Case {
-    fn new(context: &Context, element: KvElement, form: Form) -> Result<Case> {
+    fn new(context: &Context, element: KvType, form: Form) -> Result<Case> {
         let Form { dim, ratio, overlap, .. } = form;
         let width = if overlap { 2 * dim } else { dim };
         let shape = |dim: usize, values_in_keys: bool, span: usize| KvLayerShape {
@@ -100,12 +94,12 @@ impl Case {
             values_in_keys,
         };
         let layers = [
-            CpuLayer::new(of(dim, true), 0),
-            CpuLayer::new(of(width, false), 0),
-            CpuLayer { shape: of(dim, true), group: 1, span: ratio },
+            KvLayer::new(of(dim, true), 0),
+            KvLayer::new(of(width, false), 0),
+            KvLayer { shape: of(dim, true), group: 1, span: ratio },
         ];
         let blocks = CONTEXT.div_ceil(KV_BLOCK);
-        let mut cpu = KvCache::new(&layers, &[1 + SEQUENCES * blocks; 2], cpu_type(element))?;
+        let mut cpu = KvCache::new(&layers, &[1 + SEQUENCES * blocks; 2], element)?;
         let table = |sequence: usize| {
             (0..blocks).map(|block| (1 + sequence * blocks + block) as u32).collect::<Vec<u32>>()
         };
@@ -175,12 +169,8 @@ impl Case {
                 epsilon: EPSILON,
                 rope: &self.rope,
             };
-            let run = AttentionRun {
-                kind: CpuRowKind::Prompt,
-                first_position: 0,
-                tokens: CONTEXT,
-                table,
-            };
+            let run =
+                AttentionRun { kind: RowKind::Prompt, first_position: 0, tokens: CONTEXT, table };
             let mut memory = EntryScratch::default();
             context.cpu.compress(&mut self.cpu, &what, &[run], &[table], &mut memory);
         }
@@ -195,7 +185,7 @@ impl Case {
         let row = last % KV_BLOCK / ratio;
         let at = cache.block_at(sequence, last);
         let element = |i: usize| match self.element {
-            KvElement::F32 => {
+            KvType::F32 => {
                 let at = at + 4 * (row * stride + i);
                 f32::from_le_bytes(pool[at..at + 4].try_into().expect("four bytes"))
             }
@@ -210,10 +200,10 @@ impl Case {
     /// Compares entries with the CPU's, and makes the CPU's equal.
     fn compare_entries(&mut self, context: &Context) -> Result<Outcome> {
         let mut outcome = Outcome::same::<f32>(&[], &[]);
-        if !matches!(self.element, KvElement::F16 | KvElement::F32) {
+        if !matches!(self.element, KvType::F16 | KvType::F32) {
             return Ok(outcome);
         }
-        let tolerance = if self.element == KvElement::F32 { 1e-5 } else { 2e-3 };
+        let tolerance = if self.element == KvType::F32 { 1e-5 } else { 2e-3 };
         let pool = self.caches[2].bytes(&context.gpu)?;
         for sequence in 0..SEQUENCES {
             for entry in 0..CONTEXT / self.form.ratio {
@@ -254,7 +244,7 @@ impl Case {
             order.resize(most, 0);
             lists.extend(order);
         }
-        let exact = matches!(self.element, KvElement::F16 | KvElement::F32);
+        let exact = matches!(self.element, KvType::F16 | KvType::F32);
         if !exact || dim > Indexer::DIM_MAX {
             return Ok((lists, outcome));
         }
@@ -264,7 +254,7 @@ impl Case {
         let runs: Vec<AttentionRun<'_>> = places
             .iter()
             .map(|&(sequence, first_position)| AttentionRun {
-                kind: CpuRowKind::Decode,
+                kind: RowKind::Decode,
                 first_position,
                 tokens: 1,
                 table: &self.tables[sequence],
@@ -285,7 +275,7 @@ impl Case {
             }
         }
         let [device_q, device_weights] = [context.upload(&q)?, context.upload(&weights)?];
-        let pools = GpuPools::positions(most);
+        let pools = Pools::positions(most);
         let of = Indexer { heads, dim, gated: false, by_head: false, pools };
         for together in [places.len(), 1] {
             let room = together * (CONTEXT / self.form.ratio);
@@ -306,7 +296,7 @@ impl Case {
     }
 }
 
-fn check(context: &Context, element: KvElement, form: Form) -> Result<Outcome> {
+fn check(context: &Context, element: KvType, form: Form) -> Result<Outcome> {
     let Form { heads, dim, window, most, .. } = form;
     let mut case = Case::new(context, element, form)?;
     case.compress(context)?;
@@ -351,7 +341,7 @@ fn check(context: &Context, element: KvElement, form: Form) -> Result<Outcome> {
                     chosen: lists.as_ref().map(|(lists, _, most)| ChosenKeys {
                         lists: lists.ptr::<u32>().offset(range.start * most),
                         lists_of_row: 1,
-                        pools: GpuPools::positions(*most),
+                        pools: Pools::positions(*most),
                     }),
                 };
                 let [keys, _, entries] = &case.caches;
@@ -372,23 +362,23 @@ fn check(context: &Context, element: KvElement, form: Form) -> Result<Outcome> {
             let runs: Vec<AttentionRun<'_>> = places
                 .iter()
                 .map(|&(sequence, first_position)| AttentionRun {
-                    kind: CpuRowKind::Decode,
+                    kind: RowKind::Decode,
                     first_position,
                     tokens: 1,
                     table: &case.tables[sequence],
                 })
                 .collect();
-            let what = CpuAttention {
+            let what = Attention {
                 window: Some(window),
                 sinks: Some(&sinks),
-                ..CpuAttention::causal(0, heads, scale(dim))
+                ..Attention::causal(0, heads, scale(dim))
             };
             let mut expected = vec![0.0; q.len()];
             if with_entries {
                 let tables: Vec<&[u32]> =
                     places.iter().map(|(sequence, _)| &case.tables[*sequence][..]).collect();
-                let chosen = lists.as_ref().map(|(_, lists, most)| CpuChosen {
-                    lists,
+                let chosen = lists.as_ref().map(|(_, lists, most)| ChosenKeys {
+                    lists: &lists[..],
                     lists_of_row: 1,
                     pools: Pools::positions(*most),
                 });
@@ -403,8 +393,8 @@ fn check(context: &Context, element: KvElement, form: Form) -> Result<Outcome> {
             let expected: Vec<f64> = expected.iter().map(|x| f64::from(*x)).collect();
             // Entries that are stored with scales may differ by a step where they were rounded.
             let tolerance = match element {
-                KvElement::Q8_0 if with_entries => 1e-2,
-                KvElement::Q4_0 if with_entries => 0.1,
+                KvType::Q8_0 if with_entries => 1e-2,
+                KvType::Q4_0 if with_entries => 0.1,
                 _ => 2e-5,
             };
             // Some sums are far larger than 1.

@@ -1,8 +1,8 @@
 //! Compares the gated activations with the CPU and with the published formulas.
 
 use anyhow::Result;
-use forebay_compute::Gating as CpuGating;
-use forebay_cuda::{DevicePtr, Gate, GateBiases, Gating};
+use forebay_cuda::{DevicePtr, Gate, GateBiases};
+use forebay_ops::Gating;
 
 use super::halves::Halves;
 use crate::bench::{Bench, Measured, median_seconds};
@@ -60,7 +60,7 @@ fn activated(context: &Context, gating: Gating) -> Result<Outcome> {
             if biased {
                 context.cpu.add_bias_rows(&mut cpu, &bias);
             }
-            context.cpu.activate_in_place(on_cpu(gating), &mut cpu);
+            context.cpu.activate_in_place(gating, &mut cpu);
             let cpu: Vec<f64> = cpu.into_iter().map(f64::from).collect();
             let got = context.gpu.download::<f32>(device.ptr(), rows * width)?;
             // Far below zero, GELU is a difference of nearly equal numbers.
@@ -84,24 +84,6 @@ pub fn benches() -> Vec<Bench> {
         })
     };
     cases.into_iter().map(bench).collect()
-}
-
-fn on_cpu(gating: Gating) -> CpuGating {
-    match gating {
-        Gating::Silu => CpuGating::Silu,
-        Gating::GeluTanh => CpuGating::GeluTanh,
-        Gating::Clamped { alpha, limit } => CpuGating::Clamped { alpha, limit },
-        Gating::ClampedSilu { limit } => CpuGating::ClampedSilu { limit },
-        Gating::SiluClamped { limit } => CpuGating::SiluClamped { limit },
-        Gating::Relu => CpuGating::Relu,
-        Gating::SquaredRelu => CpuGating::SquaredRelu,
-        Gating::PlainGelu => CpuGating::PlainGelu,
-        Gating::PlainGeluTanh => CpuGating::PlainGeluTanh,
-        Gating::Situ { limit, up_limit } => CpuGating::Situ { limit, up_limit },
-        Gating::Xielu { positive, negative, slope, floor } => {
-            CpuGating::Xielu { positive, negative, slope, floor }
-        }
-    }
 }
 
 /// Computes the published formula.
@@ -143,7 +125,7 @@ fn compare(context: &Context, gating: Gating, gate: &[f32], up: &[f32], got: &[f
     let expected: Vec<f64> =
         pairs.map(|(g, u)| exact(gating, f64::from(*g), f64::from(*u))).collect();
     let mut cpu = gate.to_vec();
-    context.cpu.gate_in_place(on_cpu(gating), &mut cpu, up);
+    context.cpu.gate_in_place(gating, &mut cpu, up);
     let cpu: Vec<f64> = cpu.iter().map(|x| f64::from(*x)).collect();
     // Far below zero, results of SiLU are smaller than any f32. The other formulas lose digits there, even in f64.
     // Also, the relative error of an exponential is the absolute rounding error of its argument, which grows with the

@@ -3,27 +3,24 @@
 
 use anyhow::Result;
 use forebay_compute::{
-    AttentionRun, KeyChoice, KvCache, KvLayer as CpuLayer, KvShape, PoolScores, Pools, RopeConfig,
-    RopeLayout, RopeScaling, RopeTable, RowKind as CpuRowKind,
+    AttentionRun, KeyChoice, KvCache, KvLayer, KvShape, PoolScores, RopeConfig, RopeLayout,
+    RopeScaling, RopeTable,
 };
 use forebay_cuda::{
-    ChosenKeys, DevicePtr, Indexer, IndexerInputs, IndexerScores, KvElement, KvLayer, KvLayerShape,
-    PassRows, Pools as GpuPools, Rotation, RowKind,
+    DeviceKvLayer, DevicePtr, Indexer, IndexerInputs, IndexerScores, KvLayerShape, PassRows,
+    Rotation,
 };
+use forebay_ops::{ChosenKeys, KvType, Pools, RowKind};
 
-use super::attention::{Variation, cpu_type};
+use super::attention::Variation;
 use super::attention_inputs::Plane;
 use super::attention_rows::{Call, attend};
 use super::paged::{PagedCache, Rows};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
 
-const ELEMENTS: [(KvElement, &str); 4] = [
-    (KvElement::F16, "f16"),
-    (KvElement::F32, "f32"),
-    (KvElement::Q8_0, "q8_0"),
-    (KvElement::Q4_0, "q4_0"),
-];
+const ELEMENTS: [(KvType, &str); 4] =
+    [(KvType::F16, "f16"), (KvType::F32, "f32"), (KvType::Q8_0, "q8_0"), (KvType::Q4_0, "q4_0")];
 
 /// Number of positions of a sequence.
 const CONTEXT: usize = 1500;
@@ -50,15 +47,15 @@ pub fn checks() -> Vec<Check> {
 
 /// Returns an indexer that chooses positions.
 fn by_position(heads: usize, dim: usize, most: usize) -> Indexer {
-    Indexer { heads, dim, gated: false, by_head: false, pools: GpuPools::positions(most) }
+    Indexer { heads, dim, gated: false, by_head: false, pools: Pools::positions(most) }
 }
 
-fn shape(element: KvElement, dim: usize) -> KvLayerShape {
+fn shape(element: KvType, dim: usize) -> KvLayerShape {
     KvLayerShape { values_in_keys: true, ..KvLayerShape::new(element, 1, (dim, dim), CONTEXT) }
 }
 
 /// Compares queries with the CPU's, and the keys in the cache by their products with other queries.
-fn inputs(context: &Context, element: KvElement, heads: usize, dim: usize) -> Result<Outcome> {
+fn inputs(context: &Context, element: KvType, heads: usize, dim: usize) -> Result<Outcome> {
     let mut random = Random::new((heads * dim) as u64);
     let positions = [(0, 3), (1, 700), (1, 701), (0, 15), (1, CONTEXT - 1)];
     let count = positions.len();
@@ -111,10 +108,10 @@ fn inputs(context: &Context, element: KvElement, heads: usize, dim: usize) -> Re
         outcome = outcome.worse(Outcome::of(&got, &expected, |_| 1.0, 1e-5).at("queries"));
         // One step of the stored form.
         let tolerance = match element {
-            KvElement::F32 => 1e-5,
-            KvElement::F16 => 2e-3,
-            KvElement::Q8_0 => 2e-2,
-            KvElement::Q4_0 => 0.3,
+            KvType::F32 => 1e-5,
+            KvType::F16 => 2e-3,
+            KvType::Q8_0 => 2e-2,
+            KvType::Q4_0 => 0.3,
         };
         let pool = cache.bytes(&context.gpu)?;
         for (row, (sequence, position)) in positions.into_iter().enumerate() {
@@ -133,9 +130,9 @@ fn inputs(context: &Context, element: KvElement, heads: usize, dim: usize) -> Re
 
 /// Compares the lists with the CPU's, alone and beside other rows. Elements are multiples of 1/2, so that sums are exact and
 /// many scores are equal, unless the cache rounds them.
-fn choice(context: &Context, element: KvElement, heads: usize, dim: usize) -> Result<Outcome> {
+fn choice(context: &Context, element: KvType, heads: usize, dim: usize) -> Result<Outcome> {
     let mut random = Random::new((heads + dim) as u64);
-    let exact = matches!(element, KvElement::F16 | KvElement::F32);
+    let exact = matches!(element, KvType::F16 | KvType::F32);
     let mut numbers = |count: usize| -> Vec<f32> {
         let x = random.gaussians(count);
         if exact { x.iter().map(|x| (x * 2.0).round() / 2.0).collect() } else { x }
@@ -145,7 +142,7 @@ fn choice(context: &Context, element: KvElement, heads: usize, dim: usize) -> Re
     let mut cpu_cache = {
         let shape = KvShape { kv_heads: 1, head_dim_k: dim, head_dim_v: dim, values_in_keys: true };
         let blocks = 1 + 2 * of_cache.blocks();
-        KvCache::new(&[CpuLayer::new(shape, 0)], &[blocks], cpu_type(element))?
+        KvCache::new(&[KvLayer::new(shape, 0)], &[blocks], element)?
     };
     let table = |sequence: usize| -> Vec<u32> {
         let blocks = of_cache.blocks();
@@ -192,7 +189,7 @@ fn choice(context: &Context, element: KvElement, heads: usize, dim: usize) -> Re
         let runs: Vec<AttentionRun<'_>> = places
             .iter()
             .map(|&(sequence, first_position)| AttentionRun {
-                kind: CpuRowKind::Decode,
+                kind: RowKind::Decode,
                 first_position,
                 tokens: 1,
                 table: &tables[sequence],
@@ -230,19 +227,19 @@ struct Form {
 }
 
 /// Returns forms whose rows take the same kernel with and without lists.
-fn forms(element: KvElement) -> Vec<Form> {
+fn forms(element: KvType) -> Vec<Form> {
     let latent = |heads| Form { heads, kv_heads: 1, dims: (576, 512), latent: true };
     // An odd length has no other kernel than that for all lengths.
     let general = Form { heads: 4, kv_heads: 2, dims: (33, 17), latent: false };
     let mut forms = vec![general, latent(5)];
-    if element == KvElement::F16 {
+    if element == KvType::F16 {
         forms.push(latent(20));
     }
     forms
 }
 
 /// Compares the bits of rows over lists with those of rows whose whole context is the listed positions.
-fn listed(context: &Context, element: KvElement, form: Form) -> Result<Outcome> {
+fn listed(context: &Context, element: KvType, form: Form) -> Result<Outcome> {
     const END: usize = 600;
     let Form { heads, kv_heads, dims: (dim_k, dim_v), latent } = form;
     let mut random = Random::new((heads + dim_k) as u64);
@@ -292,7 +289,7 @@ fn listed(context: &Context, element: KvElement, form: Form) -> Result<Outcome> 
         let ends: Vec<(usize, usize)> =
             lists.iter().enumerate().map(|(row, list)| (row, list.len() - 1)).collect();
         for kind in [RowKind::Decode, RowKind::Prompt] {
-            let call = |rows: PassRows, chosen: Option<ChosenKeys>| Call {
+            let call = |rows: PassRows, chosen: Option<ChosenKeys<DevicePtr<u32>>>| Call {
                 q: q.ptr(),
                 rows,
                 heads,
@@ -313,9 +310,10 @@ fn listed(context: &Context, element: KvElement, form: Form) -> Result<Outcome> 
             let chosen = Some(ChosenKeys {
                 lists: device_lists.ptr(),
                 lists_of_row: 1,
-                pools: GpuPools::positions(most),
+                pools: Pools::positions(most),
             });
-            let layer = KvLayer { shape: KvLayerShape { chosen: true, ..shape }, ..cache.layer() };
+            let layer =
+                DeviceKvLayer { shape: KvLayerShape { chosen: true, ..shape }, ..cache.layer() };
             let got = attend(context, &call(rows.pass(), chosen), &layer)?;
             let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             let same = Outcome::same(&bits(&got), &bits(&expected));

@@ -1,7 +1,8 @@
 //! Compares the gates of tokens' embeddings for a layer with the CPU.
 
 use anyhow::Result;
-use forebay_cuda::{Gating, RowEmbeddings};
+use forebay_cuda::RowEmbeddings;
+use forebay_ops::Gating;
 
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
@@ -31,7 +32,7 @@ fn gates(context: &Context) -> Result<Outcome> {
             own.iter_mut().zip(row).for_each(|(own, row)| *own += row);
         }
         let mut expected = before.clone();
-        cpu.gate_in_place(forebay_compute::Gating::GeluTanh, &mut expected, &own);
+        cpu.gate_in_place(forebay_ops::Gating::GeluTanh, &mut expected, &own);
 
         let [device_projected, device_weight, device_embeddings] =
             [&projected, &weight, &embeddings].map(|values| context.upload(values));

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use forebay_cuda::{
-    DeviceMemory, DevicePtr, MatmulInput, MatmulJob, MatmulWeights, NarrowActivations, NarrowForm,
-    TileSize, narrow_form,
+    DeviceMatmul, DeviceMemory, DevicePtr, MatmulInput, MatmulWeights, NarrowActivations,
+    NarrowForm, TileSize, narrow_form,
 };
 use forebay_format::TensorType;
 
@@ -163,7 +163,7 @@ fn dense_case(
     let run = |size: Option<TileSize>| -> Result<Vec<f32>> {
         let out = context.poisoned(tokens * rows)?;
         let operands = MatmulWeights::Dense { data: weights.ptr, tokens };
-        let job = MatmulJob { ty, weights: operands, rows, cols, x: input.form, out: out.ptr() };
+        let job = DeviceMatmul { ty, weights: operands, rows, cols, x: input.form, out: out.ptr() };
         gpu.matmul_in(&job, size)?;
         Ok(gpu.download(out.ptr(), tokens * rows)?)
     };
@@ -194,7 +194,7 @@ fn together(context: &Context, ty: TensorType) -> Result<Outcome> {
                 weights.iter().map(|of| Ok(context.poisoned(tokens * of.rows)?)).collect()
             };
             let (alone, beside) = (outs()?, outs()?);
-            let job = |(of, out): (&Weights, &DeviceMemory)| MatmulJob {
+            let job = |(of, out): (&Weights, &DeviceMemory)| DeviceMatmul {
                 ty,
                 weights: MatmulWeights::Dense { data: of.ptr, tokens },
                 rows: of.rows,
@@ -202,7 +202,7 @@ fn together(context: &Context, ty: TensorType) -> Result<Outcome> {
                 x: input.form,
                 out: out.ptr(),
             };
-            let jobs: Vec<MatmulJob> = weights.iter().zip(&beside).map(job).collect();
+            let jobs: Vec<DeviceMatmul> = weights.iter().zip(&beside).map(job).collect();
             gpu.matmul_together(&jobs, Some(size))?;
             for ((of, alone), beside) in weights.iter().zip(&alone).zip(&beside) {
                 gpu.matmul_in(&job((of, alone)), Some(size))?;
@@ -291,7 +291,7 @@ fn experts(context: &Context, ty: TensorType, exact: bool) -> Result<Outcome> {
             out_rows: if scatter { device[2].ptr() } else { DevicePtr::null() },
             entries: capacity,
         };
-        let job = MatmulJob { ty, weights: operands, rows, cols, x: input.form, out: out.ptr() };
+        let job = DeviceMatmul { ty, weights: operands, rows, cols, x: input.form, out: out.ptr() };
         gpu.matmul_in(&job, Some(size))?;
         Ok(gpu.download(out.ptr(), entries * rows)?)
     };
@@ -358,7 +358,7 @@ fn bench(
     let out = context.poisoned(tokens * rows)?;
     let seconds = median_seconds(context, |turn| {
         let weights = MatmulWeights::Dense { data: rotation.turn(turn), tokens };
-        let job = MatmulJob { ty, weights, rows, cols, x: input.form, out: out.ptr() };
+        let job = DeviceMatmul { ty, weights, rows, cols, x: input.form, out: out.ptr() };
         context.gpu.matmul_in(&job, size)
     })?;
     let flops = 2.0 * (tokens * rows * cols) as f64;
@@ -392,7 +392,7 @@ fn bench_experts(context: &Context) -> Result<Measured> {
         out_rows: DevicePtr::null(),
         entries,
     };
-    let job = MatmulJob { ty, weights, rows, cols, x: input.form, out: out.ptr() };
+    let job = DeviceMatmul { ty, weights, rows, cols, x: input.form, out: out.ptr() };
     let seconds = median_seconds(context, |_| context.gpu.matmul(&job))?;
     let flops = 2.0 * (entries * rows * cols) as f64;
     Ok(Measured { seconds, bytes: (data.len() * experts) as f64, flops })

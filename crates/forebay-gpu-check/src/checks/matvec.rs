@@ -5,9 +5,10 @@ use std::sync::Arc;
 use anyhow::Result;
 use forebay_cuda::{
     AddressTables, DeviceMatrix, DeviceMemory, DevicePtr, ExpertPairs, ExpertPart, ExpertTable,
-    GateBiases, Gating, MatvecInput, Pairing, TiledActivations, takes_rounded, takes_tiles,
+    GateBiases, MatvecInput, Pairing, TiledActivations, takes_rounded, takes_tiles,
 };
 use forebay_format::TensorType;
+use forebay_ops::Gating;
 
 use super::gating;
 use super::quantize::{round_group, rounded};

@@ -3,9 +3,10 @@
 
 use anyhow::Result;
 use forebay_cuda::{
-    AttentionInputs, CutPrompts, DeviceMemory, DevicePtr, Gpu, HeadInput, KV_BLOCK, KvLayer,
-    KvLayerShape, KvPool, KvTables, PassRows, PromptRun, PromptTiles, RowKind,
+    AttentionInputs, CutPrompts, DeviceKvLayer, DeviceMemory, DevicePtr, Gpu, HeadInput,
+    KvLayerShape, KvPool, KvTables, PassRows, PromptRun, PromptTiles,
 };
+use forebay_ops::{KV_BLOCK, RowKind};
 
 use crate::harness::Context;
 use crate::random::Random;
@@ -134,7 +135,7 @@ impl PagedCache {
         Ok(PagedCache { shape, ring, pool, tables, numbers })
     }
 
-    pub fn layer(&self) -> KvLayer {
+    pub fn layer(&self) -> DeviceKvLayer {
         let (shape, stride) = (self.shape, self.shape.table_stride());
         let block_bytes = 2 * shape.block_bytes() as usize;
         let pool = KvPool {
@@ -144,7 +145,7 @@ impl PagedCache {
         };
         let tables =
             KvTables { blocks: self.tables.ptr(), stride, count: self.numbers.len() / stride };
-        KvLayer { shape, pool, tables, offset: block_bytes / 2, elsewhere: None }
+        DeviceKvLayer { shape, pool, tables, offset: block_bytes / 2, elsewhere: None }
     }
 
     /// Returns the number of positions that can be written at once.

@@ -2,28 +2,24 @@
 
 use anyhow::Result;
 use forebay_compute::{
-    Attention as CpuAttention, AttentionRun, ChosenKeys as CpuChosen, KeyChoice, KeyPool, KvCache,
-    KvLayer as CpuLayer, KvShape, PoolScores, Pools, RopeConfig, RopeLayout, RopeScaling,
-    RopeTable, RowKind as CpuRowKind,
+    Attention, AttentionRun, KeyChoice, KeyPool, KvCache, KvLayer, KvShape, PoolScores, RopeConfig,
+    RopeLayout, RopeScaling, RopeTable,
 };
 use forebay_cuda::{
-    ChosenKeys, DevicePtr, Indexer, IndexerInputs, IndexerScores, KvElement, KvLayer, KvLayerShape,
-    PassRows, PooledKeys, Pools as GpuPools, Rotation, RowKind,
+    DeviceKvLayer, DevicePtr, Indexer, IndexerInputs, IndexerScores, KvLayerShape, PassRows,
+    PooledKeys, Rotation,
 };
+use forebay_ops::{ChosenKeys, KvType, Pools, RowKind};
 
-use super::attention::{Variation, cpu_type};
+use super::attention::Variation;
 use super::attention_inputs::Plane;
 use super::attention_rows::{Call, attend};
 use super::paged::{PagedCache, Rows};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
 
-const ELEMENTS: [(KvElement, &str); 4] = [
-    (KvElement::F16, "f16"),
-    (KvElement::F32, "f32"),
-    (KvElement::Q8_0, "q8_0"),
-    (KvElement::Q4_0, "q4_0"),
-];
+const ELEMENTS: [(KvType, &str); 4] =
+    [(KvType::F16, "f16"), (KvType::F32, "f32"), (KvType::Q8_0, "q8_0"), (KvType::Q4_0, "q4_0")];
 
 /// Number of positions of a sequence.
 const CONTEXT: usize = 700;
@@ -48,7 +44,7 @@ pub fn checks() -> Vec<Check> {
     checks
 }
 
-fn shape(element: KvElement, (kv_heads, dim): (usize, usize), in_keys: bool) -> KvLayerShape {
+fn shape(element: KvType, (kv_heads, dim): (usize, usize), in_keys: bool) -> KvLayerShape {
     let shape = KvLayerShape::new(element, kv_heads, (dim, dim), CONTEXT);
     KvLayerShape { values_in_keys: in_keys, ..shape }
 }
@@ -58,13 +54,13 @@ fn cpu_cache(of: &KvLayerShape) -> Result<(KvCache, Vec<u32>)> {
     let KvLayerShape { kv_heads, dim_k, dim_v, values_in_keys, .. } = *of;
     let shape = KvShape { kv_heads, head_dim_k: dim_k, head_dim_v: dim_v, values_in_keys };
     let blocks = of.blocks();
-    let layers = [CpuLayer::new(shape, 0)];
-    let cache = KvCache::new(&layers, &[1 + blocks], cpu_type(of.element))?;
+    let layers = [KvLayer::new(shape, 0)];
+    let cache = KvCache::new(&layers, &[1 + blocks], of.element)?;
     Ok((cache, (1..=blocks as u32).collect()))
 }
 
 /// Compares the keys of pools, with passes that end within a pool.
-fn keys(context: &Context, element: KvElement, gated: bool) -> Result<Outcome> {
+fn keys(context: &Context, element: KvType, gated: bool) -> Result<Outcome> {
     const DIM: usize = 64;
     const HEADS: usize = 3;
     let mut random = Random::new(3 + u64::from(gated));
@@ -97,7 +93,7 @@ fn keys(context: &Context, element: KvElement, gated: bool) -> Result<Outcome> {
             context.upload(&q_norm)?,
             context.upload(&gate_bias)?,
         ];
-        let pools = GpuPools { length, ..GpuPools::positions(9) };
+        let pools = Pools { length, ..Pools::positions(9) };
         let of = Indexer { heads: HEADS, dim: DIM, gated, by_head: false, pools };
         let only = |when: bool, of: DevicePtr<f32>| if when { of } else { DevicePtr::null() };
         for (from, to) in [(0, 18), (18, 19), (19, end)] {
@@ -153,10 +149,10 @@ fn keys(context: &Context, element: KvElement, gated: bool) -> Result<Outcome> {
         outcome = outcome.worse(Outcome::of(&got, &expected, |_| 1.0, 1e-5).at("queries"));
         // One step of the stored form. Keys of positions are rounded once more.
         let tolerance = match element {
-            KvElement::F32 => 1e-5,
-            KvElement::F16 => 2e-3,
-            KvElement::Q8_0 => 2e-2,
-            KvElement::Q4_0 => 0.3,
+            KvType::F32 => 1e-5,
+            KvType::F16 => 2e-3,
+            KvType::Q8_0 => 2e-2,
+            KvType::Q4_0 => 0.3,
         };
         let pool = cache.bytes(&context.gpu)?;
         let plane = Plane { bytes: &pool, cache: &cache, offset: 0, dim: width };
@@ -180,28 +176,27 @@ fn keys(context: &Context, element: KvElement, gated: bool) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Returns the same pools for both devices.
-fn both(length: usize, most: usize, own_seen: bool, before_own: usize) -> (Pools, GpuPools) {
-    (Pools { length, most, own_seen, before_own }, GpuPools { length, most, own_seen, before_own })
+fn pools_of(length: usize, most: usize, own_seen: bool, before_own: usize) -> Pools {
+    Pools { length, most, own_seen, before_own }
 }
 
 /// Compares lists with the CPU's, alone and beside other rows. Elements are multiples of 1/2, so that sums are exact and many
 /// scores are equal, unless the cache rounds them.
-fn choice(context: &Context, element: KvElement, heads: usize, dim: usize) -> Result<Outcome> {
+fn choice(context: &Context, element: KvType, heads: usize, dim: usize) -> Result<Outcome> {
     let mut random = Random::new((heads + dim) as u64);
-    let exact = matches!(element, KvElement::F16 | KvElement::F32);
+    let exact = matches!(element, KvType::F16 | KvType::F32);
     let mut numbers = |count: usize| -> Vec<f32> {
         let x = random.gaussians(count);
         if exact { x.iter().map(|x| (x * 2.0).round() / 2.0).collect() } else { x }
     };
     let mut outcome = Outcome::same::<f32>(&[], &[]);
-    for (by_head, gated, (pools, of_gpu)) in [
-        (true, false, both(8, 5, true, 0)),
-        (true, false, both(2, 40, true, 2)),
-        (true, false, both(64, 3, true, 1)),
-        (true, false, both(128, 2, true, 0)),
-        (false, true, both(4, 30, false, 0)),
-        (false, false, both(5, 7, false, 0)),
+    for (by_head, gated, pools) in [
+        (true, false, pools_of(8, 5, true, 0)),
+        (true, false, pools_of(2, 40, true, 2)),
+        (true, false, pools_of(64, 3, true, 1)),
+        (true, false, pools_of(128, 2, true, 0)),
+        (false, true, pools_of(4, 30, false, 0)),
+        (false, false, pools_of(5, 7, false, 0)),
     ] {
         let width = if gated { 2 * dim } else { dim };
         let of_cache = shape(element, (1, width), true);
@@ -211,7 +206,7 @@ fn choice(context: &Context, element: KvElement, heads: usize, dim: usize) -> Re
         let device = context.upload(&keys)?;
         cache.fill(context, 0, 0..CONTEXT, device.ptr(), DevicePtr::null())?;
         own.write(&context.cpu, 0, &table, 0, &keys, &[]);
-        let of = Indexer { heads, dim, gated, by_head, pools: of_gpu };
+        let of = Indexer { heads, dim, gated, by_head, pools };
         let lists = of.lists();
         let row = lists * pools.most;
         for kind in [RowKind::Decode, RowKind::Prompt] {
@@ -246,7 +241,7 @@ fn choice(context: &Context, element: KvElement, heads: usize, dim: usize) -> Re
             let runs: Vec<AttentionRun<'_>> = positions
                 .iter()
                 .map(|&first_position| AttentionRun {
-                    kind: CpuRowKind::Decode,
+                    kind: RowKind::Decode,
                     first_position,
                     tokens: 1,
                     table: &table,
@@ -278,7 +273,7 @@ fn choice(context: &Context, element: KvElement, heads: usize, dim: usize) -> Re
 }
 
 /// Compares attention to chosen pools, with a list for each key/value head and with one for all.
-fn attention(context: &Context, element: KvElement) -> Result<Outcome> {
+fn attention(context: &Context, element: KvType) -> Result<Outcome> {
     let mut random = Random::new(11);
     let (heads, kv_heads) = (6, 2);
     let mut outcome = Outcome::same::<f32>(&[], &[]);
@@ -291,11 +286,11 @@ fn attention(context: &Context, element: KvElement) -> Result<Outcome> {
         let [device_keys, device_values] = [context.upload(&keys)?, context.upload(&values)?];
         cache.fill(context, 0, 0..CONTEXT, device_keys.ptr(), device_values.ptr())?;
         own.write(&context.cpu, 0, &table, 0, &keys, &values);
-        for (lists_of_row, (pools, of_gpu)) in [
-            (2, both(8, 3, true, 0)),
-            (2, both(128, 2, true, 0)),
-            (1, both(4, 70, false, 0)),
-            (1, both(16, 2, true, 1)),
+        for (lists_of_row, pools) in [
+            (2, pools_of(8, 3, true, 0)),
+            (2, pools_of(128, 2, true, 0)),
+            (1, pools_of(4, 70, false, 0)),
+            (1, pools_of(16, 2, true, 1)),
         ] {
             let positions: Vec<usize> = [3, 40, 99, 100, 103, 384, 385, 600, CONTEXT - 1].into();
             let count = positions.len();
@@ -317,20 +312,20 @@ fn attention(context: &Context, element: KvElement) -> Result<Outcome> {
             let runs: Vec<AttentionRun<'_>> = positions
                 .iter()
                 .map(|&first_position| AttentionRun {
-                    kind: CpuRowKind::Decode,
+                    kind: RowKind::Decode,
                     first_position,
                     tokens: 1,
                     table: &table,
                 })
                 .collect();
-            let chosen = Some(CpuChosen { lists: &lists, lists_of_row, pools });
-            let what = CpuAttention { chosen, ..CpuAttention::causal(0, heads, 0.2) };
+            let chosen = Some(ChosenKeys { lists: &lists[..], lists_of_row, pools });
+            let what = Attention { chosen, ..Attention::causal(0, heads, 0.2) };
             let mut expected = vec![0.0; count * heads * dim];
             context.cpu.attention(&q, &own, &what, &runs, &mut expected);
             let expected: Vec<f64> = expected.iter().map(|x| f64::from(*x)).collect();
             let places: Vec<(usize, usize)> = positions.iter().map(|at| (0, *at)).collect();
             let layer =
-                KvLayer { shape: KvLayerShape { chosen: true, ..of_cache }, ..cache.layer() };
+                DeviceKvLayer { shape: KvLayerShape { chosen: true, ..of_cache }, ..cache.layer() };
             for kind in [RowKind::Decode, RowKind::Prompt] {
                 let rows = Rows::new(context, kind, &places)?;
                 let run = |pass: PassRows, first: usize| {
@@ -353,7 +348,7 @@ fn attention(context: &Context, element: KvElement) -> Result<Outcome> {
                                 .ptr::<u32>()
                                 .offset(first * lists_of_row * pools.most),
                             lists_of_row,
-                            pools: of_gpu,
+                            pools,
                         }),
                         limit: (kind == RowKind::Decode).then_some(24),
                     };

@@ -1,13 +1,13 @@
 //! Compares the choice of experts and the sorting of pairs with the CPU.
 
 use anyhow::Result;
-use forebay_compute::{RouterGroups as CpuGroups, RouterRule, Scoring};
+use forebay_compute::RouterRule;
 use forebay_cuda::{
     DECODE_ROWS, DeviceMatrix, DeviceMemory, DevicePtr, MatvecInput, NO_EXPERT, Pairing,
-    RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, RouterScoring, SortedPairs,
-    TokenExperts,
+    RouterChoice, RouterMatrix, RouterOutputs, SortedPairs, TokenExperts,
 };
 use forebay_format::TensorType;
+use forebay_ops::{RouterGroups, Scoring};
 
 use super::alone::ROW_COUNTS;
 use crate::bench::{Bench, Measured, median_seconds};
@@ -142,7 +142,7 @@ fn choice(context: &Context, case: &Case, ties: bool) -> Result<Outcome> {
         scale: 2.5,
         expert_scales: case.scales.then_some(&biases.logits[..]),
         correction_bias: case.bias.then_some(&biases.scores[..]),
-        groups: case.groups.map(|(n_groups, groups_kept, experts_scored)| CpuGroups {
+        groups: case.groups.map(|(n_groups, groups_kept, experts_scored)| RouterGroups {
             n_groups,
             groups_kept,
             experts_scored,
@@ -254,13 +254,7 @@ impl Biases {
         RouterChoice {
             experts: case.experts,
             k: case.k,
-            scoring: match case.scoring {
-                Scoring::Softmax => RouterScoring::Softmax,
-                Scoring::Sigmoid => RouterScoring::Sigmoid,
-                Scoring::SigmoidOfChosen => RouterScoring::SigmoidOfChosen,
-                Scoring::SqrtSoftplus => RouterScoring::SqrtSoftplus,
-                Scoring::SparseMixer => RouterScoring::SparseMixer,
-            },
+            scoring: case.scoring,
             by_token: None,
             always: case.always,
             renormalise: case.renormalise,
@@ -441,7 +435,7 @@ fn plain_choice(experts: usize, k: usize) -> RouterChoice {
     RouterChoice {
         experts,
         k,
-        scoring: RouterScoring::Softmax,
+        scoring: Scoring::Softmax,
         renormalise: true,
         scale: 1.0,
         logit_bias: DevicePtr::null(),

@@ -3,9 +3,10 @@
 use anyhow::Result;
 use forebay_compute::StreamShape;
 use forebay_cuda::{
-    Added, BankRows, DevicePtr, ExpertOutputs, FiniteFlag, STREAMS, StreamCoefficients,
-    StreamFactors, StreamMixing, StreamRows,
+    Added, BankRows, DevicePtr, ExpertOutputs, FiniteFlag, MixedProducts, STREAMS,
+    StreamCoefficients, StreamFactors, StreamRows,
 };
+use forebay_ops::StreamMixing;
 
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
@@ -65,9 +66,9 @@ fn mixed(context: &Context) -> Result<Outcome> {
         for count in [STREAMS, shape.factors(), shape.coefficients()] {
             let (products, base) = (random.gaussians(rows * count), random.gaussians(count));
             let scales = &[1.5_f32, 0.7, 2.0][..(count / STREAMS).min(3)];
-            let mixing = forebay_compute::StreamMixing {
+            let mixing = StreamMixing {
                 scales,
-                base: &base,
+                base: &base[..],
                 iterations: 20,
                 epsilon: 1e-6,
                 outputs: (1.7, 0.25),
@@ -82,15 +83,17 @@ fn mixed(context: &Context) -> Result<Outcome> {
                 let (x, products) = (context.upload(x)?, context.upload(products)?);
                 let out = context.upload(&vec![0.0_f32; rows * width])?;
                 let device = StreamRows { x: x.ptr(), rows, width };
-                let factors = StreamFactors::Mixed(StreamMixing {
+                let factors = StreamFactors::Mixed(MixedProducts {
                     products: products.ptr(),
                     count,
-                    scales: device_scales.ptr(),
-                    base: device_base.ptr(),
-                    iterations: 20,
-                    epsilon: 1e-6,
-                    outputs: (1.7, 0.25),
-                    norm_epsilon: 1e-5,
+                    mixing: StreamMixing {
+                        scales: device_scales.ptr(),
+                        base: device_base.ptr(),
+                        iterations: mixing.iterations,
+                        epsilon: mixing.epsilon,
+                        outputs: mixing.outputs,
+                        norm_epsilon: mixing.norm_epsilon,
+                    },
                 });
                 gpu.collapse_streams(&device, factors, out.ptr())?;
                 if count > STREAMS {

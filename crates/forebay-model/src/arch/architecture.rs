@@ -1,9 +1,10 @@
 //! Model architectures that the decoder can run.
 
 use forebay_compute::{
-    GateFunction, Gating, KV_BLOCK, KvShape, KvType, NormForm, RopeConfig, RopeLayout, RopeScaling,
-    RopeTable, RouterGroups, RouterRule, Scoring, Temperature, rows_for_window,
+    KvShape, NormForm, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterRule, Temperature,
+    rows_for_window,
 };
+use forebay_ops::{GateFunction, Gating, KV_BLOCK, KvType, RouterGroups, Scoring};
 use serde::Serialize;
 
 use super::mtp_shape::Mtp;

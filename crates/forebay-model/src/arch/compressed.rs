@@ -12,7 +12,8 @@
 //! copied and dropped like any others, and a sequence may go back to any position whose window it has: later entries are
 //! computed again.
 
-use forebay_compute::{KV_BLOCK, RopeLayout, RopeScaling};
+use forebay_compute::{RopeLayout, RopeScaling};
+use forebay_ops::KV_BLOCK;
 
 use super::architecture::{
     Architecture, Attention, AttentionBias, Layer, OutputGate, QkNorm, Rope, Values,

@@ -1,10 +1,11 @@
 //! The description of a model family: what its files do not say.
 
-use forebay_compute::{Gating, NormForm, RopeLayout, Scoring};
+use forebay_compute::{NormForm, RopeLayout};
+use forebay_ops::{DeltaRule, Gating, Scoring};
 
 use super::architecture::{EmbeddingNorm, Gatings, OutputGate, QkNorm};
 use super::mtp_shape::MtpRule;
-use super::recurrent::{HeadOrder, StateRule};
+use super::recurrent::HeadOrder;
 use super::shapes::{ExpertInput, LatentNorm, NormLayout, StreamForm};
 use super::unrotated::Unrotated;
 
@@ -114,7 +115,7 @@ pub struct Rotation {
 #[derive(Debug, Clone, Copy)]
 pub struct Recurrence {
     /// How tokens change the states, if the family has such layers.
-    pub rule: Option<StateRule>,
+    pub rule: Option<DeltaRule>,
     /// True if every layer has attention beside the recurrence.
     pub beside_attention: bool,
     /// Which value heads a key head serves in a GGUF file. In Hugging Face models they are consecutive.

@@ -1,7 +1,7 @@
 //! Reads the experts of GGUF metadata. Tensors decide how many there are: layers of pruned models have different numbers.
 
-use forebay_compute::{Gating, Scoring};
 use forebay_format::{Catalog, TensorInfo};
+use forebay_ops::{Gating, Scoring};
 
 use super::architecture::{Experts, Naming, groups};
 use super::family::Family;

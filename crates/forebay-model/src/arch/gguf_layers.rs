@@ -1,7 +1,7 @@
 //! Reads the layers of GGUF metadata.
 
-use forebay_compute::{GateFunction, Gating};
 use forebay_format::Catalog;
+use forebay_ops::{GateFunction, Gating};
 
 use super::architecture::{FeedForward, Gatings, Layer, Mixer};
 use super::family::{Factors, Family};

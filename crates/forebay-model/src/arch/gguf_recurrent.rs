@@ -1,16 +1,17 @@
 //! Reads the recurrent layers of GGUF metadata.
 
 use forebay_format::{Array, Catalog, TensorInfo};
+use forebay_ops::DeltaRule;
 
 use super::family::Family;
 use super::gguf_keys::Keys;
-use super::recurrent::{Recurrent, RecurrentFactors, StateRule};
+use super::recurrent::{Recurrent, RecurrentFactors};
 use crate::ModelError;
 
 /// Returns for each layer if it is recurrent. Layers without key/value heads are, if the file counts heads by layer.
 pub(super) fn recurrent_layers(
     keys: &Keys<'_>,
-    rule: StateRule,
+    rule: DeltaRule,
     count: usize,
 ) -> Result<Vec<bool>, ModelError> {
     keys.note(&["full_attention_interval"]);
@@ -37,7 +38,7 @@ pub(super) fn recurrent_layers(
             return Ok(heads.iter().map(|heads| *heads == 0).collect());
         }
     }
-    let usual = if rule == StateRule::Lightning { 8 } else { 4 };
+    let usual = if rule == DeltaRule::Lightning { 8 } else { 4 };
     let period = keys.optional_count("full_attention_interval")?.unwrap_or(usual).max(1);
     Ok((0..count).map(|index| !(index + 1).is_multiple_of(period)).collect())
 }
@@ -47,14 +48,14 @@ pub(super) fn recurrent(
     catalog: &Catalog,
     keys: &Keys<'_>,
     family: &Family,
-    rule: StateRule,
+    rule: DeltaRule,
 ) -> Result<Recurrent, ModelError> {
     match rule {
-        StateRule::ShortConvolution => {
+        DeltaRule::ShortConvolution => {
             let channels = keys.count("embedding_length")?;
             Ok(Recurrent::short_convolution(channels, keys.count("shortconv.l_cache")?))
         }
-        StateRule::GatedDelta | StateRule::Mamba2 => {
+        DeltaRule::GatedDelta | DeltaRule::Mamba2 => {
             let value_heads = keys.count("ssm.time_step_rank")?;
             let inner = keys.count("ssm.inner_size")?;
             let value_dim = inner.checked_div(value_heads).unwrap_or(0);
@@ -62,8 +63,8 @@ pub(super) fn recurrent(
             let has_norm = catalog.tensor("blk.0.ssm_norm.weight").is_some();
             let norm_width = match rule {
                 // Norms are optional in Falcon-H1 only.
-                StateRule::Mamba2 if family.recurrence.beside_attention && !has_norm => 0,
-                StateRule::Mamba2 => inner.checked_div(groups).unwrap_or(0),
+                DeltaRule::Mamba2 if family.recurrence.beside_attention && !has_norm => 0,
+                DeltaRule::Mamba2 => inner.checked_div(groups).unwrap_or(0),
                 _ => value_dim,
             };
             Ok(Recurrent {
@@ -85,17 +86,17 @@ pub(super) fn recurrent(
                 norms: family.recurrence.norms,
             })
         }
-        StateRule::Mamba => Ok(Recurrent::mamba(
+        DeltaRule::Mamba => Ok(Recurrent::mamba(
             keys.count("ssm.inner_size")?,
             keys.count("ssm.state_size")?,
             keys.count("ssm.time_step_rank")?,
             keys.count("ssm.conv_kernel")?,
         )),
-        StateRule::Lightning => {
+        DeltaRule::Lightning => {
             let heads = keys.count("attention.head_count")?;
             Ok(Recurrent::lightning(heads, keys.count("attention.key_length")?, None))
         }
-        StateRule::KimiDelta => {
+        DeltaRule::KimiDelta => {
             let (heads, dim) = (keys.count("attention.head_count")?, keys.count("kda.head_dim")?);
             let bound = keys.said_float("kda.gate_lower_bound")?;
             let bound = bound.unwrap_or(family.recurrence.decay_bound);

@@ -1,8 +1,8 @@
 //! The experts of a layer, as `config.json` describes them. Tensors decide how many there are: layers of pruned models have different
 //! numbers.
 
-use forebay_compute::{NEAR_LOGITS, Scoring};
 use forebay_format::Catalog;
+use forebay_ops::{NEAR_LOGITS, Scoring};
 
 use super::architecture::{Experts, Naming, groups};
 use super::check::check;

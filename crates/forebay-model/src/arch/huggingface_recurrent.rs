@@ -1,5 +1,6 @@
 //! Reads the recurrent layers of a Hugging Face `config.json`.
 
+use forebay_ops::DeltaRule;
 use serde_json::Value;
 
 use super::check::check;
@@ -7,7 +8,7 @@ use super::config::{Config, short};
 use super::family::Family;
 use super::huggingface_variants::has_number;
 use super::multipliers::{Multipliers, numbers};
-use super::recurrent::{HeadOrder, Recurrent, RecurrentFactors, StateRule};
+use super::recurrent::{HeadOrder, Recurrent, RecurrentFactors};
 use crate::ModelError;
 
 /// Object of Kimi Linear's configurations that describes its recurrent layers.
@@ -83,11 +84,11 @@ pub(super) fn is_recurrent(config: &Config<'_>, index: usize) -> Result<bool, Mo
 pub(super) fn recurrent(
     config: &Config<'_>,
     family: &Family,
-    rule: StateRule,
+    rule: DeltaRule,
     multipliers: &Multipliers,
 ) -> Result<Recurrent, ModelError> {
     match rule {
-        StateRule::GatedDelta => {
+        DeltaRule::GatedDelta => {
             let value_dim = config.count("linear_value_head_dim")?;
             Ok(Recurrent {
                 rule,
@@ -108,14 +109,14 @@ pub(super) fn recurrent(
                 norms: family.recurrence.norms,
             })
         }
-        StateRule::KimiDelta => kimi(config, family),
-        StateRule::Mamba2 => mamba2(config, family, multipliers),
-        StateRule::Mamba => Err(ModelError::BadValue {
+        DeltaRule::KimiDelta => kimi(config, family),
+        DeltaRule::Mamba2 => mamba2(config, family, multipliers),
+        DeltaRule::Mamba => Err(ModelError::BadValue {
             key: "model_type".into(),
             value: family.name.into(),
             expected: "forebay knows Mamba from GGUF files only".into(),
         }),
-        StateRule::Lightning => {
+        DeltaRule::Lightning => {
             // In how large blocks others compute it.
             config.note(&["block_size"]);
             let heads = config.count("num_attention_heads")?;
@@ -126,7 +127,7 @@ pub(super) fn recurrent(
             // It has no key for the norm of outputs.
             Ok(Recurrent::lightning(heads, dim, Some(1e-6)))
         }
-        StateRule::ShortConvolution => {
+        DeltaRule::ShortConvolution => {
             let channels = config.count("hidden_size")?;
             Ok(Recurrent::short_convolution(channels, config.count("conv_L_cache")?))
         }
@@ -231,7 +232,7 @@ fn mamba2(
     }
     let groups = config.first_count(&["n_groups", "mamba_n_groups"])?;
     Ok(Recurrent {
-        rule: StateRule::Mamba2,
+        rule: DeltaRule::Mamba2,
         convolution: config.first_count(&["conv_kernel", "mamba_d_conv"])?,
         key_heads: groups,
         value_heads: heads,

@@ -1,6 +1,7 @@
 //! Variants of known families that would run but generate wrong text. They are refused.
 
-use forebay_compute::{Gating, NormForm};
+use forebay_compute::NormForm;
+use forebay_ops::Gating;
 use serde_json::Value;
 
 use super::architecture::{OutputGate, QkNorm};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use forebay_compute::Gating;
+use forebay_ops::Gating;
 
 use super::architecture::{
     Architecture, Attention, FeedForward, Gatings, Latent, Layer, Mixer, Rope,

@@ -59,7 +59,8 @@ pub use layers::KvGroup;
 pub use mtp_shape::{MTP_ROWS_MAX, Mtp};
 pub(crate) use names::Names;
 pub use quantization::{Method, Quantization};
-pub use recurrent::{HeadOrder, Recurrent, STATES_PER_SEQUENCE, StateRule};
+pub(crate) use recurrent::PRODUCTS_MAX;
+pub use recurrent::{HeadOrder, Recurrent, STATES_PER_SEQUENCE};
 pub use shapes::{
     Convolved, EntryIndexer, EntryShape, ExpertInput, HashConstants, Indexer, IndexerRule,
     LatentExperts, LatentNorm, NGrams, NormLayout, RelativeBias, SharedKeys, StreamForm,

@@ -1,10 +1,14 @@
 //! Description of recurrent layers: layers that carry a state of fixed size from token to token instead of keys and values.
 
+use forebay_ops::{DeltaRule, DeltaShape};
 use serde::Serialize;
 
 use super::check::{check, check_size};
 use super::shapes::NormLayout;
 use crate::ModelError;
+
+/// Most projections of a recurrent layer.
+pub(crate) const PRODUCTS_MAX: usize = 8;
 
 /// Shape of the recurrent layers. It is the same in all of them.
 ///
@@ -12,8 +16,8 @@ use crate::ModelError;
 /// matrix for each head.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Recurrent {
-    pub rule: StateRule,
-    /// Number of tokens that the convolution sees: the current one and those before it. 1 with [`StateRule::Lightning`].
+    pub rule: DeltaRule,
+    /// Number of tokens that the convolution sees: the current one and those before it. 1 with [`DeltaRule::Lightning`].
     pub convolution: usize,
     /// Number of heads that have a query and a key. Each serves `value_heads / key_heads` value heads.
     pub key_heads: usize,
@@ -24,7 +28,7 @@ pub struct Recurrent {
     /// Number of elements of a value.
     pub value_dim: usize,
     pub head_order: HeadOrder,
-    /// Width of the low-rank projection to decays, or to steps with [`StateRule::Mamba`]; 0 if there is one matrix.
+    /// Width of the low-rank projection to decays, or to steps with [`DeltaRule::Mamba`]; 0 if there is one matrix.
     pub low_rank: usize,
     /// Width of the low-rank projection to gates of the output; 0 if there is one matrix.
     pub gate_rank: usize,
@@ -33,9 +37,9 @@ pub struct Recurrent {
     pub factors: RecurrentFactors,
     /// True if the sigmoid of the gate gates the output of delta rules, and not its SiLU.
     pub sigmoid_gate: bool,
-    /// Logarithm of the fastest decay, with [`StateRule::KimiDelta`]; 0 if there is none (GLM-5-Next).
+    /// Logarithm of the fastest decay, with [`DeltaRule::KimiDelta`]; 0 if there is none (GLM-5-Next).
     pub decay_bound: f32,
-    /// Factor of the share of replacement, with [`StateRule::GatedDelta`]; 1 with other rules. With 2, transitions of the state have
+    /// Factor of the share of replacement, with [`DeltaRule::GatedDelta`]; 1 with other rules. With 2, transitions of the state have
     /// eigenvalues down to -1 (OLMo Hybrid).
     pub share_scale: f32,
     /// Number that the norm of outputs adds to the mean of squares, if it is not that of other norms.
@@ -58,28 +62,6 @@ impl RecurrentFactors {
     pub const ONE: RecurrentFactors = RecurrentFactors { inputs: [1.0; 5], output: 1.0 };
 }
 
-/// How a token changes the state of a head.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum StateRule {
-    /// Gated delta rule (Yang et al. 2025, "Gated Delta Networks"): the state decays by one factor, and the key's old value is
-    /// replaced by the new one as far as `beta` says.
-    GatedDelta,
-    /// Kimi Delta Attention (Kimi Team 2025, "Kimi Linear"): the same, but each element of the key decays by its own factor, and
-    /// a sigmoid gates the output.
-    KimiDelta,
-    /// Mamba-2 (Dao and Gu 2024, "Transformers are SSMs"): the state decays by one factor, and the value is added to it, times
-    /// the length of the step. Its papers call values, keys and queries x, B and C.
-    Mamba2,
-    /// Mamba (Gu and Dao 2023): one head, in which each value has a state of its own, and each number of it decays by its own
-    /// factor. Values alone pass through the convolution; steps, keys and queries are projections of what comes out.
-    Mamba,
-    /// Lightning attention (Qin et al. 2024), a linear attention: the state decays by a factor that depends on layer and head only,
-    /// and the value is added to it. There is no convolution: a SiLU follows the projections alone.
-    Lightning,
-    /// A gated short convolution (LFM2), which has no keys and no state matrices: only the last inputs of the convolution.
-    ShortConvolution,
-}
-
 /// Which value heads a key head serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum HeadOrder {
@@ -91,12 +73,12 @@ pub enum HeadOrder {
 }
 
 impl RecurrentFactors {
-    fn validate(&self, rule: StateRule) -> Result<(), ModelError> {
+    fn validate(&self, rule: DeltaRule) -> Result<(), ModelError> {
         for factor in self.inputs.into_iter().chain([self.output]) {
             let fits = factor.is_finite() && factor > 0.0;
             check("factors of recurrent layers", factor, fits, "they must be positive")?;
         }
-        let fits = self.inputs == RecurrentFactors::ONE.inputs || rule == StateRule::Mamba2;
+        let fits = self.inputs == RecurrentFactors::ONE.inputs || rule == DeltaRule::Mamba2;
         check("factors of recurrent layers", "set", fits, "forebay knows them for Mamba-2")
     }
 }
@@ -105,7 +87,7 @@ impl Recurrent {
     /// Returns the number of channels of the convolution: queries, keys and values of all heads, or values alone.
     pub fn channels(&self) -> usize {
         match self.rule {
-            StateRule::Mamba => self.value_width(),
+            DeltaRule::Mamba => self.value_width(),
             _ => 2 * self.key_heads * self.key_dim + self.value_width(),
         }
     }
@@ -116,7 +98,7 @@ impl Recurrent {
     }
 
     /// Returns the logarithms of the factors by which the states of the heads of layer `index` of `layers` decay, with
-    /// [`StateRule::Lightning`].
+    /// [`DeltaRule::Lightning`].
     pub(crate) fn lightning_decays(&self, index: usize, layers: usize) -> Vec<f32> {
         let of_layer = 1.0 - index as f32 / (layers as f32 - 1.0 + 1e-5) + 1e-5;
         let slope = |head: usize| (-8.0 * (head + 1) as f32 / self.value_heads as f32).exp2();
@@ -128,6 +110,23 @@ impl Recurrent {
         (self.convolution - 1) * self.channels()
     }
 
+    /// Returns the shape as operations have it.
+    pub(crate) fn delta_shape(&self) -> DeltaShape {
+        DeltaShape {
+            rule: self.rule,
+            key_heads: self.key_heads,
+            value_heads: self.value_heads,
+            key_dim: self.key_dim,
+            value_dim: self.value_dim,
+            convolution: self.convolution,
+            tiled: self.head_order == HeadOrder::Tiled,
+            norm_width: self.norm_width,
+            sigmoid_gate: self.sigmoid_gate,
+            decay_bound: self.decay_bound,
+            share_scale: self.share_scale,
+        }
+    }
+
     /// Returns the number of elements of the state matrices of all heads.
     pub fn matrix_floats(&self) -> usize {
         self.value_width() * self.key_dim
@@ -136,15 +135,15 @@ impl Recurrent {
     /// Returns the number of factors by which a token decays the state of a head.
     pub fn decay_width(&self) -> usize {
         match self.rule {
-            StateRule::GatedDelta
-            | StateRule::Mamba2
-            | StateRule::Lightning
-            | StateRule::ShortConvolution => 1,
-            StateRule::KimiDelta | StateRule::Mamba => self.key_dim,
+            DeltaRule::GatedDelta
+            | DeltaRule::Mamba2
+            | DeltaRule::Lightning
+            | DeltaRule::ShortConvolution => 1,
+            DeltaRule::KimiDelta | DeltaRule::Mamba => self.key_dim,
         }
     }
 
-    /// Returns the number of compressed steps, keys and queries of [`StateRule::Mamba`] together.
+    /// Returns the number of compressed steps, keys and queries of [`DeltaRule::Mamba`] together.
     pub fn compressed_width(&self) -> usize {
         self.low_rank + 2 * self.key_dim
     }
@@ -152,10 +151,10 @@ impl Recurrent {
     /// Returns the number of elements of a token's products with all projections of a layer.
     pub fn projected_width(&self) -> usize {
         match self.rule {
-            StateRule::ShortConvolution => return 3 * self.value_width(),
-            StateRule::Lightning => return self.channels() + self.value_width(),
+            DeltaRule::ShortConvolution => return 3 * self.value_width(),
+            DeltaRule::Lightning => return self.channels() + self.value_width(),
             // Values and gates, the compressed parts, steps, and compressed steps once more.
-            StateRule::Mamba => {
+            DeltaRule::Mamba => {
                 return 3 * self.value_width() + self.compressed_width() + self.low_rank;
             }
             _ => {}
@@ -178,7 +177,7 @@ impl Recurrent {
         [low_rank, gate_rank]: [usize; 2],
     ) -> Recurrent {
         Recurrent {
-            rule: StateRule::KimiDelta,
+            rule: DeltaRule::KimiDelta,
             convolution,
             key_heads: heads,
             value_heads: heads,
@@ -200,7 +199,7 @@ impl Recurrent {
     /// Returns the shape of gated short convolutions.
     pub(super) fn short_convolution(channels: usize, convolution: usize) -> Recurrent {
         Recurrent {
-            rule: StateRule::ShortConvolution,
+            rule: DeltaRule::ShortConvolution,
             convolution,
             key_heads: 1,
             value_heads: 1,
@@ -222,7 +221,7 @@ impl Recurrent {
     /// Returns the shape of lightning attention. The norm covers the outputs of all heads.
     pub(super) fn lightning(heads: usize, dim: usize, norm_epsilon: Option<f32>) -> Recurrent {
         Recurrent {
-            rule: StateRule::Lightning,
+            rule: DeltaRule::Lightning,
             convolution: 1,
             norm_width: heads.saturating_mul(dim),
             norm_epsilon,
@@ -233,7 +232,7 @@ impl Recurrent {
     /// Returns the shape of Mamba with this number of values, length of their states, and rank of the projection to steps.
     pub(super) fn mamba(values: usize, state: usize, rank: usize, convolution: usize) -> Recurrent {
         Recurrent {
-            rule: StateRule::Mamba,
+            rule: DeltaRule::Mamba,
             key_dim: state,
             low_rank: rank,
             norm_width: 0,
@@ -242,10 +241,10 @@ impl Recurrent {
     }
 
     pub(super) fn validate(&self) -> Result<(), ModelError> {
-        let fits = (2..=8).contains(&self.convolution) || self.rule == StateRule::Lightning;
+        let fits = (2..=8).contains(&self.convolution) || self.rule == DeltaRule::Lightning;
         let expected = "forebay knows 2 to 8";
         check("width of the recurrent layers' convolution", self.convolution, fits, expected)?;
-        if self.rule == StateRule::ShortConvolution {
+        if self.rule == DeltaRule::ShortConvolution {
             let width = self.value_width();
             check_size("channels of recurrent layers", width)?;
             let fits = width.is_multiple_of(8);
@@ -275,21 +274,21 @@ impl Recurrent {
             ("key length of recurrent layers", self.key_dim),
             ("value length of recurrent layers", self.value_dim),
         ] {
-            let is_head = self.rule != StateRule::Mamba || dim == self.key_dim;
+            let is_head = self.rule != DeltaRule::Mamba || dim == self.key_dim;
             let fits = dim.is_multiple_of(8) && (dim <= 256 || !is_head);
             check(key, dim, fits, "it must be a multiple of 8, at most 256")?;
         }
-        if self.rule == StateRule::KimiDelta {
+        if self.rule == DeltaRule::KimiDelta {
             let rank = self.low_rank.max(self.gate_rank).max(1);
             check_size("rank of the projections of recurrent layers", rank)?;
             let bound = self.decay_bound;
             let fits = (-1000.0..=0.0).contains(&bound);
             check("gate_lower_bound", bound, fits, "it must be negative, at least -1000")?;
         }
-        if self.rule == StateRule::Mamba {
+        if self.rule == DeltaRule::Mamba {
             check_size("rank of the projection to steps", self.low_rank)?;
         }
-        if self.rule == StateRule::Mamba2 {
+        if self.rule == DeltaRule::Mamba2 {
             let (width, norm) = (self.value_width(), self.norm_width);
             let fits = norm == 0 || width.is_multiple_of(norm);
             check("groups of norms of recurrent layers", norm, fits, "it must divide the output")?;

@@ -1,6 +1,7 @@
 //! Shapes of parts that newer models have. They know nothing of whole models.
 
-use forebay_compute::{KV_BLOCK, PoolScores, Pools, StreamMixing};
+use forebay_compute::PoolScores;
+use forebay_ops::{KV_BLOCK, Pools, StreamMixing};
 use serde::Serialize;
 
 use super::check::{check, check_size};
@@ -375,12 +376,7 @@ impl Streams {
     ///
     /// # Panics
     /// Panics if the streams are gated, a bank or predicted.
-    pub(crate) fn mixing<'a>(
-        &self,
-        scales: &'a [f32],
-        base: &'a [f32],
-        norm_epsilon: f32,
-    ) -> StreamMixing<'a> {
+    pub(crate) fn mixing<V>(&self, scales: V, base: V, norm_epsilon: f32) -> StreamMixing<V> {
         let (iterations, epsilon, outputs) = match self.rule {
             StreamRule::Mixed { iterations, epsilon, .. } => (iterations, epsilon, (2.0, 0.0)),
             StreamRule::Independent { magnitude, epsilon } => (0, epsilon, (magnitude, epsilon)),

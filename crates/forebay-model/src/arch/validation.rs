@@ -1,13 +1,14 @@
 //! Checks of descriptions: every value must be one that the decoder can run.
 
-use forebay_compute::{Gating, NormForm, Temperature};
+use forebay_compute::{NormForm, Temperature};
+use forebay_ops::{DeltaRule, Gating};
 
 use super::architecture::{
     Architecture, Attention, AttentionBias, EmbeddingNorm, Experts, FeedForward, Layer, Mixer,
     OutputGate, QkNorm, Values,
 };
 use super::check::{check, check_size};
-use super::recurrent::{Recurrent, StateRule};
+use super::recurrent::Recurrent;
 use super::shapes::{ExpertInput, NormLayout};
 use crate::ModelError;
 
@@ -244,7 +245,7 @@ impl Architecture {
             let of = &self.attentions[layer.attention];
             of.latent.is_none() && of.shared.is_none()
         };
-        let fits = recurrent.rule == StateRule::Mamba2
+        let fits = recurrent.rule == DeltaRule::Mamba2
             && self.streams.is_none()
             && self.layers.iter().filter(beside).all(plain);
         check(

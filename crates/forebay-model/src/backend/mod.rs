@@ -15,7 +15,7 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_compute::RowKind;
+use forebay_ops::RowKind;
 use forebay_stream::{LayerUses, MemoryPlan, Residency};
 
 pub use self::largest_context::largest_context;
@@ -258,7 +258,7 @@ pub struct KvGroup {
     pub blocks: usize,
     /// Number of those that are in the device's own memory, which come first. Others are read over PCIe.
     pub on_device: usize,
-    /// Number of bytes of a block: [`forebay_compute::KV_BLOCK`] positions of all layers of the group.
+    /// Number of bytes of a block: [`forebay_ops::KV_BLOCK`] positions of all layers of the group.
     pub block_bytes: u64,
 }
 

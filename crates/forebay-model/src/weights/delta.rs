@@ -1,13 +1,14 @@
 //! The weights of a recurrent layer.
 
-use forebay_compute::{DeltaColumns, HeadColumns};
+use forebay_compute::DeltaColumns;
 use forebay_format::Block;
+use forebay_ops::{DeltaRule, HeadColumns};
 
 use super::layer::LayerBuilder;
 use super::parts::{DeltaParts, DeltaWeights, PartMatrix, SelectiveWeights};
 use super::tensors::Tensors;
 use crate::ModelError;
-use crate::arch::{Naming, Recurrent, StateRule};
+use crate::arch::{Naming, Recurrent};
 
 /// The projections of a layer.
 struct Projections {
@@ -29,14 +30,14 @@ fn columns(first: usize, step: usize) -> HeadColumns {
 fn stored_channel(shape: &Recurrent, channel: usize) -> usize {
     let (keys, values) = (shape.key_heads * shape.key_dim, shape.value_width());
     match shape.rule {
-        StateRule::GatedDelta
-        | StateRule::KimiDelta
-        | StateRule::Mamba
-        | StateRule::Lightning
-        | StateRule::ShortConvolution => channel,
-        StateRule::Mamba2 if channel < keys => values + keys + channel,
-        StateRule::Mamba2 if channel < 2 * keys => values + channel - keys,
-        StateRule::Mamba2 => channel - 2 * keys,
+        DeltaRule::GatedDelta
+        | DeltaRule::KimiDelta
+        | DeltaRule::Mamba
+        | DeltaRule::Lightning
+        | DeltaRule::ShortConvolution => channel,
+        DeltaRule::Mamba2 if channel < keys => values + keys + channel,
+        DeltaRule::Mamba2 if channel < 2 * keys => values + channel - keys,
+        DeltaRule::Mamba2 => channel - 2 * keys,
     }
 }
 
@@ -70,12 +71,12 @@ impl LayerBuilder<'_> {
         let shape = self.architecture.recurrent.as_ref();
         let shape = shape.expect("descriptions of such layers are checked");
         let projections = match shape.rule {
-            StateRule::GatedDelta => self.gated_delta(tensors, dense, shape)?,
-            StateRule::KimiDelta => self.kimi_delta(tensors, dense, shape)?,
-            StateRule::Mamba2 => self.mamba2(tensors, dense, shape)?,
-            StateRule::Mamba => self.mamba(tensors, dense, shape)?,
-            StateRule::Lightning => self.lightning(tensors, dense, shape)?,
-            StateRule::ShortConvolution => self.short_convolution(tensors, dense, shape)?,
+            DeltaRule::GatedDelta => self.gated_delta(tensors, dense, shape)?,
+            DeltaRule::KimiDelta => self.kimi_delta(tensors, dense, shape)?,
+            DeltaRule::Mamba2 => self.mamba2(tensors, dense, shape)?,
+            DeltaRule::Mamba => self.mamba(tensors, dense, shape)?,
+            DeltaRule::Lightning => self.lightning(tensors, dense, shape)?,
+            DeltaRule::ShortConvolution => self.short_convolution(tensors, dense, shape)?,
         };
         let Projections { products, second, parts, columns, factors, selective } = projections;
         let weights = DeltaWeights {
@@ -87,7 +88,7 @@ impl LayerBuilder<'_> {
             selective,
             convolution: match shape.rule {
                 // Values pass through as they are.
-                StateRule::Lightning => vec![1.0; shape.channels()],
+                DeltaRule::Lightning => vec![1.0; shape.channels()],
                 _ => self.convolution(tensors, shape)?,
             },
             convolution_bias: None,
@@ -97,18 +98,18 @@ impl LayerBuilder<'_> {
             norm: Vec::new(),
         };
         match shape.rule {
-            StateRule::ShortConvolution => return Ok(weights),
-            StateRule::Lightning => {
+            DeltaRule::ShortConvolution => return Ok(weights),
+            DeltaRule::Lightning => {
                 let decay = shape.lightning_decays(self.index, self.architecture.main_layers());
                 let norm = tensors.vector(&self.name("delta_norm"), shape.value_width())?;
                 return Ok(DeltaWeights { decay, norm, ..weights });
             }
             _ => {}
         }
-        let is_mamba = matches!(shape.rule, StateRule::Mamba | StateRule::Mamba2);
+        let is_mamba = matches!(shape.rule, DeltaRule::Mamba | DeltaRule::Mamba2);
         // Numbers of rates, of steps, and of factors of values.
         let [rates, steps, skips] = match shape.rule {
-            StateRule::Mamba => [shape.matrix_floats(), shape.value_width(), shape.value_width()],
+            DeltaRule::Mamba => [shape.matrix_floats(), shape.value_width(), shape.value_width()],
             _ => [shape.value_heads, shape.value_heads * shape.decay_width(), shape.value_heads],
         };
         let mut decay = tensors.flat_vector(&self.name("delta_decay"), rates)?;
@@ -157,8 +158,8 @@ impl LayerBuilder<'_> {
             ("delta_convolution_v", shape.value_width()),
         ];
         let is_apart = match shape.rule {
-            StateRule::KimiDelta => true,
-            StateRule::GatedDelta => tensors.optional(&self.name(apart[0].0)).is_some(),
+            DeltaRule::KimiDelta => true,
+            DeltaRule::GatedDelta => tensors.optional(&self.name(apart[0].0)).is_some(),
             _ => false,
         };
         // Transformers 5 joins the three and writes them as equal parts, which do not end where queries and keys do.

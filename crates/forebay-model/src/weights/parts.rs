@@ -310,7 +310,7 @@ pub struct DeltaWeights {
     pub columns: DeltaColumns,
     /// Factors of the columns of the first product, if they are not all 1.
     pub factors: Option<Vec<f32>>,
-    /// Projections of what the convolution gives, if the layer's rule has them ([`crate::arch::StateRule::Mamba`]).
+    /// Projections of what the convolution gives, if the layer's rule has them ([`crate::arch::DeltaRule::Mamba`]).
     pub selective: Option<Box<SelectiveWeights>>,
     /// Weights of the convolution `[convolution, channels]`.
     pub convolution: Vec<f32>,

@@ -8,7 +8,7 @@ use super::avx2;
 use super::panel::{CHUNK, PanelKernel};
 use super::task::{ChunkRows, Kernel, Plan, Scratch, Task};
 use super::types;
-use crate::row_kind::RowKind;
+use forebay_ops::RowKind;
 
 mod compact;
 mod dot;

@@ -1,11 +1,10 @@
 //! Cases by hand.
 
-use forebay_compute::RowKind;
 use forebay_kv::BlockHash;
+use forebay_ops::{KV_BLOCK, RowKind};
 
 use super::super::{
-    Admission, BlockCopy, BlockId, BlockManager, Changes, GroupConfig, KV_BLOCK, OutOfBlocks, Row,
-    SequenceId,
+    Admission, BlockCopy, BlockId, BlockManager, Changes, GroupConfig, OutOfBlocks, Row, SequenceId,
 };
 
 /// Returns a manager with groups of these windows, each with room for `blocks` blocks.

@@ -1,9 +1,9 @@
 //! How many blocks a shared prefix takes.
 
-use forebay_compute::RowKind;
 use forebay_kv::BlockHash;
+use forebay_ops::{KV_BLOCK, RowKind};
 
-use super::super::{BlockManager, Changes, GroupConfig, KV_BLOCK, Row};
+use super::super::{BlockManager, Changes, GroupConfig, Row};
 
 const PREFIX: u32 = 2000;
 const OWN: u32 = 16;

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use super::super::BlockId;
-use super::super::content::KV_BLOCK;
 use super::model::World;
+use forebay_ops::KV_BLOCK;
 
 impl World {
     pub fn check(&self) {

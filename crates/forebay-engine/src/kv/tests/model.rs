@@ -2,10 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use forebay_compute::RowKind;
 use forebay_kv::{BlockHash, BlockKey};
+use forebay_ops::{KV_BLOCK, RowKind};
 
-use super::super::content::{KV_BLOCK, Row};
+use super::super::content::Row;
 use super::super::pool::Pool;
 use super::super::{BlockId, BlockManager, Changes, GroupConfig, SavedBlock, SequenceId};
 

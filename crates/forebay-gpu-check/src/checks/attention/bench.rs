@@ -2,9 +2,10 @@
 
 use anyhow::Result;
 use forebay_cuda::{
-    Attention, AttentionScratch, DevicePtr, KV_BLOCK, KvElement, KvLayer, KvLayerShape, KvPool,
-    KvTables, PassRows, PromptRun, RowKind,
+    AttentionScratch, DeviceAttention, DeviceKvLayer, DevicePtr, KvLayerShape, KvPool, KvTables,
+    PassRows, PromptRun,
 };
+use forebay_ops::{KV_BLOCK, KvType, RowKind};
 
 use super::super::paged::Tiles;
 use crate::bench::{Bench, Measured, ROTATION_BYTES, median_seconds};
@@ -18,7 +19,7 @@ pub fn benches() -> Vec<Bench> {
     let mut benches = Vec::new();
     for (heads, kv_heads) in SHAPES {
         for (element, name) in
-            [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0"), (KvElement::Q4_0, "q4_0")]
+            [(KvType::F16, "f16"), (KvType::Q8_0, "q8_0"), (KvType::Q4_0, "q4_0")]
         {
             for context in [1024, 16_384] {
                 benches.push(bench("decode", name, element, (heads, kv_heads), (context - 1, 1)));
@@ -31,7 +32,7 @@ pub fn benches() -> Vec<Bench> {
     // DeepSeek-V2-Lite and DeepSeek-V3.
     for heads in [16, 128] {
         for (element, name) in
-            [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0"), (KvElement::Q4_0, "q4_0")]
+            [(KvType::F16, "f16"), (KvType::Q8_0, "q8_0"), (KvType::Q4_0, "q4_0")]
         {
             let spans = [(511, 1), (1023, 1), (4095, 1), (16_383, 1), (16_383, 8), (0, 512)];
             for (first, tokens) in spans {
@@ -42,7 +43,7 @@ pub fn benches() -> Vec<Bench> {
     for (heads, position) in [(16, 4095), (16, 16_383), (128, 4095)] {
         benches.push(expanded(heads, position));
     }
-    for (element, name) in [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0")] {
+    for (element, name) in [(KvType::F16, "f16"), (KvType::Q8_0, "q8_0")] {
         benches.push(windowed(name, element, (64, 8), 64, 128));
         benches.push(windowed(name, element, (8, 4), 256, 1024));
     }
@@ -52,7 +53,7 @@ pub fn benches() -> Vec<Bench> {
 /// Measures one token of a layer that keeps only a window, at a position far beyond the window: gpt-oss and Gemma 3.
 fn windowed(
     name: &str,
-    element: KvElement,
+    element: KvType,
     (heads, kv_heads): (usize, usize),
     dim: usize,
     window: usize,
@@ -65,7 +66,7 @@ fn windowed(
 }
 
 /// Measures rows of 576 that all heads share.
-fn latent(name: &str, element: KvElement, heads: usize, (first, tokens): (usize, usize)) -> Bench {
+fn latent(name: &str, element: KvType, heads: usize, (first, tokens): (usize, usize)) -> Bench {
     let context = first + tokens;
     let shape = KvLayerShape::new(element, 1, (576, 512), context);
     let shape = KvLayerShape { values_in_keys: true, ..shape };
@@ -77,7 +78,7 @@ fn latent(name: &str, element: KvElement, heads: usize, (first, tokens): (usize,
 /// Measures one token over keys of 192 and values of 128 for every head. DeepSeek's attention would be this if latent
 /// vectors were expanded.
 fn expanded(heads: usize, first: usize) -> Bench {
-    let shape = KvLayerShape::new(KvElement::F16, heads, (192, 128), first + 1);
+    let shape = KvLayerShape::new(KvType::F16, heads, (192, 128), first + 1);
     let label = format!("attention latent, expanded f16 {heads} heads, 1 tokens at {first}");
     let call = Call { heads, first, tokens: 1, window: None };
     Bench::new(label, move |context| measure(context, &shape, &call))
@@ -86,7 +87,7 @@ fn expanded(heads: usize, first: usize) -> Bench {
 fn bench(
     family: &str,
     name: &str,
-    element: KvElement,
+    element: KvType,
     (heads, kv_heads): (usize, usize),
     (first, tokens): (usize, usize),
 ) -> Bench {
@@ -146,7 +147,7 @@ fn measure(context: &Context, shape: &KvLayerShape, call: &Call) -> Result<Measu
     let parts = context.poisoned(size.floats.max(1))?;
     let tickets = context.upload(&vec![0_u32; size.tickets.max(1)])?;
     let scratch = AttentionScratch { parts: parts.ptr(), tickets: tickets.ptr(), size };
-    let what = Attention {
+    let what = DeviceAttention {
         q: q.ptr(),
         out: out.ptr(),
         rows,
@@ -165,7 +166,7 @@ fn measure(context: &Context, shape: &KvLayerShape, call: &Call) -> Result<Measu
         let memory: DevicePtr<u8> = memory.ptr::<u8>().offset(turn % layers * layer_bytes);
         let pool = KvPool { memory, blocks: 1 + ring, block_bytes };
         let tables = KvTables { blocks: blocks.ptr(), stride, count: 1 };
-        let layer = KvLayer { shape: *shape, pool, tables, offset: 0, elsewhere: None };
+        let layer = DeviceKvLayer { shape: *shape, pool, tables, offset: 0, elsewhere: None };
         gpu.attention(&what, &layer, splits, &scratch)
     })?;
     // Number of pairs of a query and a key that it sees.

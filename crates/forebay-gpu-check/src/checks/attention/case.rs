@@ -3,14 +3,11 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use forebay_compute::{
-    Attention as CpuAttention, AttentionRun, KV_BLOCK, KvCache, KvLayer, KvShape, KvType,
-    RelativeBias, RowKind as CpuRowKind,
-};
+use forebay_compute::{Attention, AttentionRun, KvCache, KvLayer, KvShape, RelativeBias};
 use forebay_cuda::{
-    DeviceMemory, DevicePtr, KvElement, KvLayer as GpuLayer, KvLayerShape, PassRows,
-    RelativeBiases, RowKind,
+    DeviceKvLayer, DeviceMemory, DevicePtr, KvLayerShape, PassRows, RelativeBiases,
 };
+use forebay_ops::{KV_BLOCK, KvType, RowKind};
 use half::f16;
 
 use super::super::attention_rows::{Call, attend};
@@ -24,7 +21,7 @@ const SCALE: f32 = 0.17;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    pub element: KvElement,
+    pub element: KvType,
     pub heads: usize,
     pub kv_heads: usize,
     pub dim_k: usize,
@@ -99,12 +96,12 @@ pub struct Inputs {
 }
 
 /// Rounds a row as the cache does.
-fn stored(row: &[f32], element: KvElement) -> Vec<f32> {
+fn stored(row: &[f32], element: KvType) -> Vec<f32> {
     match element {
-        KvElement::F32 => row.to_vec(),
-        KvElement::F16 => row.iter().map(|&x| f16::from_f32(x).to_f32()).collect(),
-        KvElement::Q8_0 => row.chunks(32).flat_map(stored_bytes).collect(),
-        KvElement::Q4_0 => row.chunks(32).flat_map(stored_nibbles).collect(),
+        KvType::F32 => row.to_vec(),
+        KvType::F16 => row.iter().map(|&x| f16::from_f32(x).to_f32()).collect(),
+        KvType::Q8_0 => row.chunks(32).flat_map(stored_bytes).collect(),
+        KvType::Q4_0 => row.chunks(32).flat_map(stored_nibbles).collect(),
     }
 }
 
@@ -128,20 +125,10 @@ fn stored_nibbles(block: &[f32]) -> Vec<f32> {
     block.iter().map(|x| ((x * inverse + 8.5).floor().min(15.0) - 8.0) * scale).collect()
 }
 
-/// Returns the CPU's name for a type.
-pub fn cpu_type(element: KvElement) -> KvType {
-    match element {
-        KvElement::F16 => KvType::F16,
-        KvElement::F32 => KvType::F32,
-        KvElement::Q8_0 => KvType::Q8_0,
-        KvElement::Q4_0 => KvType::Q4_0,
-    }
-}
-
 impl Case {
     /// Creates a case with a cache that keeps all positions and stores values separately from keys.
     pub fn of(
-        element: KvElement,
+        element: KvType,
         (heads, kv_heads): (usize, usize),
         (dim_k, dim_v): (usize, usize),
         kind: RowKind,
@@ -166,17 +153,17 @@ impl Case {
     pub fn tolerance(&self) -> f64 {
         // Kernels for generated tokens and short heads split queries and weights into two halves.
         match (self.element, self.dim_k <= 256, self.kind == RowKind::Decode) {
-            (KvElement::F32, ..) | (KvElement::F16, true, true) => super::EXACT,
-            (KvElement::F16, true, false) => super::HALVES,
-            (KvElement::F16, false, _) => super::LATENT_HALVES,
-            (KvElement::Q8_0, true, true) => super::BYTES_AS_HALVES,
-            (KvElement::Q8_0, true, false) => super::BYTES_AND_HALVES,
-            (KvElement::Q8_0, false, _) => super::LATENT_BYTES,
+            (KvType::F32, ..) | (KvType::F16, true, true) => super::EXACT,
+            (KvType::F16, true, false) => super::HALVES,
+            (KvType::F16, false, _) => super::LATENT_HALVES,
+            (KvType::Q8_0, true, true) => super::BYTES_AS_HALVES,
+            (KvType::Q8_0, true, false) => super::BYTES_AND_HALVES,
+            (KvType::Q8_0, false, _) => super::LATENT_BYTES,
             // As for q8_0. The reference uses the stored values, so the tolerance covers only rounding outside the
             // cache.
-            (KvElement::Q4_0, true, true) => super::BYTES_AS_HALVES,
-            (KvElement::Q4_0, true, false) => super::BYTES_AND_HALVES,
-            (KvElement::Q4_0, false, _) => super::LATENT_BYTES,
+            (KvType::Q4_0, true, true) => super::BYTES_AS_HALVES,
+            (KvType::Q4_0, true, false) => super::BYTES_AND_HALVES,
+            (KvType::Q4_0, false, _) => super::LATENT_BYTES,
         }
     }
 
@@ -231,7 +218,7 @@ impl Case {
         let Case { kv_heads, dim_k: head_dim_k, dim_v: head_dim_v, values_in_keys, .. } = *self;
         let shape = KvShape { kv_heads, head_dim_k, head_dim_v, values_in_keys };
         let (layer, table) = (KvLayer::new(shape, 0), self.cpu_table());
-        let mut cache = KvCache::new(&[layer], &[table.len() + 1], cpu_type(self.element))?;
+        let mut cache = KvCache::new(&[layer], &[table.len() + 1], self.element)?;
         cache.write(&context.cpu, 0, &table, 0, k, if values_in_keys { &[] } else { v });
         Ok(cache)
     }
@@ -307,7 +294,7 @@ impl Inputs {
         let (mixes, profiles) = (context.upload(&divided)?, context.upload(&profiles)?);
         let (mixes, profiles) = (mixes.ptr(), profiles.ptr());
         let layer = self.paged.layer();
-        let layer = GpuLayer { shape: KvLayerShape { biased: true, ..layer.shape }, ..layer };
+        let layer = DeviceKvLayer { shape: KvLayerShape { biased: true, ..layer.shape }, ..layer };
         let call = Call {
             q: self.device_q.ptr(),
             rows: self.rows.pass(),
@@ -372,17 +359,17 @@ impl Inputs {
         relative: Option<RelativeBias<'_>>,
     ) -> Vec<f32> {
         let Case { heads, dim_v, first, tokens, .. } = self.case;
-        let what = CpuAttention {
+        let what = Attention {
             window: variation.window,
             chunked: variation.chunked,
             softcap: variation.softcap,
             sinks: variation.sinks.then_some(&self.sinks[..]),
             relative,
-            ..CpuAttention::causal(0, heads, SCALE)
+            ..Attention::causal(0, heads, SCALE)
         };
         let mut out = vec![f32::NAN; tokens * heads * dim_v];
         let table = self.case.cpu_table();
-        let kind = CpuRowKind::Prompt;
+        let kind = RowKind::Prompt;
         let run = AttentionRun { kind, first_position: first, tokens, table: &table };
         context.cpu.attention(&self.q, &self.cache, &what, &[run], &mut out);
         out

@@ -1,6 +1,7 @@
 //! Models with the latent attention of DeepSeek, and DeepSeek-V4.
 
-use forebay_compute::{GateFunction, Gating, RopeLayout, Scoring};
+use forebay_compute::RopeLayout;
+use forebay_ops::{DeltaRule, GateFunction, Gating, Scoring};
 
 use super::super::architecture::OutputGate;
 use super::super::family::{
@@ -8,7 +9,6 @@ use super::super::family::{
     WindowTheta,
 };
 use super::super::mtp_shape::{MtpForm, MtpRule};
-use super::super::recurrent::StateRule;
 use super::super::shapes::{LatentNorm, StreamForm, StreamsEnd};
 
 /// Common properties of models with latent attention to keys that an indexer chooses.
@@ -122,7 +122,7 @@ pub(super) const FAMILIES: &[Family] = &[
         },
         rotation: Rotation { rotates: false, ..Rotation::BASE },
         recurrence: Recurrence {
-            rule: Some(StateRule::KimiDelta),
+            rule: Some(DeltaRule::KimiDelta),
             decay_bound: -5.0,
             ..Recurrence::BASE
         },
@@ -149,7 +149,7 @@ pub(super) const FAMILIES: &[Family] = &[
         },
         rotation: Rotation::PAIRS,
         recurrence: Recurrence {
-            rule: Some(StateRule::KimiDelta),
+            rule: Some(DeltaRule::KimiDelta),
             decay_bound: -5.0,
             positive_rates: true,
             ..Recurrence::BASE
@@ -167,7 +167,7 @@ pub(super) const FAMILIES: &[Family] = &[
         },
         attention: Attention { latent: true, ..Attention::BASE },
         rotation: Rotation { rotates: false, ..Rotation::BASE },
-        recurrence: Recurrence { rule: Some(StateRule::KimiDelta), ..Recurrence::BASE },
+        recurrence: Recurrence { rule: Some(DeltaRule::KimiDelta), ..Recurrence::BASE },
         feed_forward: FeedForward::CORRECTED_EXPERTS,
         ..Family::BASE
     },
@@ -202,7 +202,7 @@ pub(super) const FAMILIES: &[Family] = &[
         },
         rotation: Rotation { rotates: false, ..Rotation::BASE },
         recurrence: Recurrence {
-            rule: Some(StateRule::KimiDelta),
+            rule: Some(DeltaRule::KimiDelta),
             decay_bound: -5.0,
             ..Recurrence::BASE
         },

@@ -1,6 +1,6 @@
 //! Models without experts whose parts other families have, too.
 
-use forebay_compute::{GateFunction, Gating};
+use forebay_ops::{GateFunction, Gating};
 
 use super::super::architecture::{OutputGate, QkNorm};
 use super::super::family::{

@@ -1,6 +1,6 @@
 //! Further models with experts.
 
-use forebay_compute::{GateFunction, Gating, Scoring};
+use forebay_ops::{GateFunction, Gating, Scoring};
 
 use super::super::architecture::{OutputGate, QkNorm};
 use super::super::family::{

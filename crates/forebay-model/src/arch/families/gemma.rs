@@ -1,6 +1,6 @@
 //! The Gemma models.
 
-use forebay_compute::Gating;
+use forebay_ops::Gating;
 
 use super::super::architecture::QkNorm;
 use super::super::family::{

@@ -1,19 +1,19 @@
 //! Models with recurrent layers of the kinds of Mamba and LFM.
 
-use forebay_compute::{Gating, NormForm, RopeLayout, Scoring};
+use forebay_compute::{NormForm, RopeLayout};
+use forebay_ops::{DeltaRule, Gating, Scoring};
 
 use super::super::architecture::QkNorm;
 use super::super::family::{
     Attention, Ends, Factors, Family, FeedForward, Files, Layers, OwnNames, Recurrence, Rotation,
 };
 use super::super::mtp_shape::{MtpForm, MtpRule};
-use super::super::recurrent::StateRule;
 use super::super::shapes::NormLayout;
 
 const LFM2: Family = Family {
     files: Files { names: LFM2_NAMES, ..Files::BASE },
     attention: Attention { qk_norm: QkNorm::PerHead, ..Attention::BASE },
-    recurrence: Recurrence { rule: Some(StateRule::ShortConvolution), ..Recurrence::BASE },
+    recurrence: Recurrence { rule: Some(DeltaRule::ShortConvolution), ..Recurrence::BASE },
     ends: Ends { tied: true, ..Ends::BASE },
     ..Family::BASE
 };
@@ -25,7 +25,7 @@ const NEMOTRON_H_MTP: MtpRule =
 const NEMOTRON_H: Family = Family {
     files: Files { names: NEMOTRON_H_NAMES, mtp: Some(NEMOTRON_H_MTP), ..Files::BASE },
     rotation: Rotation { rotates: false, ..Rotation::BASE },
-    recurrence: Recurrence { rule: Some(StateRule::Mamba2), ..Recurrence::BASE },
+    recurrence: Recurrence { rule: Some(DeltaRule::Mamba2), ..Recurrence::BASE },
     feed_forward: FeedForward { gating: Gating::SquaredRelu, ..FeedForward::BASE },
     layers: Layers { one_block: true, ..Layers::BASE },
     ..Family::BASE
@@ -77,7 +77,7 @@ pub(super) const FAMILIES: &[Family] = &[
             ..Files::BASE
         },
         rotation: Rotation { rotates: false, gguf: RopeLayout::Interleaved, ..Rotation::BASE },
-        recurrence: Recurrence { rule: Some(StateRule::Mamba2), ..Recurrence::BASE },
+        recurrence: Recurrence { rule: Some(DeltaRule::Mamba2), ..Recurrence::BASE },
         feed_forward: FeedForward {
             experts: true,
             dense_too: true,
@@ -96,7 +96,7 @@ pub(super) const FAMILIES: &[Family] = &[
             ..Files::BASE
         },
         recurrence: Recurrence {
-            rule: Some(StateRule::Mamba2),
+            rule: Some(DeltaRule::Mamba2),
             beside_attention: true,
             ..Recurrence::BASE
         },
@@ -106,7 +106,7 @@ pub(super) const FAMILIES: &[Family] = &[
         name: "jamba",
         files: Files { gguf: &["jamba"], ..Files::BASE },
         rotation: Rotation { rotates: false, ..Rotation::BASE },
-        recurrence: Recurrence { rule: Some(StateRule::Mamba), ..Recurrence::BASE },
+        recurrence: Recurrence { rule: Some(DeltaRule::Mamba), ..Recurrence::BASE },
         feed_forward: FeedForward {
             experts: true,
             dense_too: true,
@@ -124,7 +124,7 @@ pub(super) const FAMILIES: &[Family] = &[
             names: MINIMAX_01,
             ..Files::BASE
         },
-        recurrence: Recurrence { rule: Some(StateRule::Lightning), ..Recurrence::BASE },
+        recurrence: Recurrence { rule: Some(DeltaRule::Lightning), ..Recurrence::BASE },
         feed_forward: FeedForward { experts: true, ..FeedForward::BASE },
         layers: Layers { normed_residual: true, ..Layers::BASE },
         ends: Ends { gguf_factors: Factors::OfNormedResidual, ..Ends::BASE },
@@ -136,7 +136,7 @@ pub(super) const FAMILIES: &[Family] = &[
         attention: Attention { qk_norm: QkNorm::WholeProjection, ..Attention::BASE },
         rotation: Rotation { rotates: false, rotates_with_base: true, ..Rotation::BASE },
         recurrence: Recurrence {
-            rule: Some(StateRule::GatedDelta),
+            rule: Some(DeltaRule::GatedDelta),
             share_scale: 2.0,
             norm_epsilon: Some(1e-5),
             norms: Some(NormLayout::Pre),

@@ -1,6 +1,6 @@
 //! Inkling.
 
-use forebay_compute::Scoring;
+use forebay_ops::Scoring;
 
 use super::super::architecture::{EmbeddingNorm, QkNorm};
 use super::super::family::{

@@ -1,6 +1,7 @@
 //! Models with layer norms. Many of them compute attention and feed-forward side by side.
 
-use forebay_compute::{Gating, RopeLayout, Scoring};
+use forebay_compute::RopeLayout;
+use forebay_ops::{Gating, Scoring};
 
 use super::super::family::{
     Attention, Ends, Factors, Family, FeedForward, Files, Layers, Rotation, Windows,

@@ -1,6 +1,7 @@
 //! The Llama models and those that began as such: Mistral, Phi, GPT-OSS, OLMo.
 
-use forebay_compute::{Gating, RopeLayout, Scoring};
+use forebay_compute::RopeLayout;
+use forebay_ops::{Gating, Scoring};
 
 use super::super::architecture::QkNorm;
 use super::super::family::{

@@ -1,6 +1,7 @@
 //! Models with experts whose parts other families have, too.
 
-use forebay_compute::{Gating, RopeLayout};
+use forebay_compute::RopeLayout;
+use forebay_ops::Gating;
 
 use super::super::architecture::QkNorm;
 use super::super::family::{

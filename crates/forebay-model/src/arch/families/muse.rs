@@ -1,6 +1,7 @@
 //! The Muse models.
 
-use forebay_compute::{GateFunction, RopeLayout, Scoring};
+use forebay_compute::RopeLayout;
+use forebay_ops::{GateFunction, Scoring};
 
 use super::super::architecture::{EmbeddingNorm, OutputGate, QkNorm};
 use super::super::family::{

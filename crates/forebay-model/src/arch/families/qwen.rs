@@ -5,8 +5,9 @@ use super::super::family::{
     Attention, Family, FeedForward, Files, Indexers, Layers, OwnNames, Recurrence,
 };
 use super::super::mtp_shape::{MtpForm, MtpRule};
-use super::super::recurrent::{HeadOrder, StateRule};
+use super::super::recurrent::HeadOrder;
 use super::super::shapes::{NormLayout, StreamForm};
+use forebay_ops::DeltaRule;
 
 /// Common properties of models with gated DeltaNet layers.
 const QWEN_NEXT: Family = Family {
@@ -26,7 +27,7 @@ const QWEN_NEXT: Family = Family {
         output_gate: OutputGate::InQueries,
         ..Attention::BASE
     },
-    recurrence: Recurrence { rule: Some(StateRule::GatedDelta), ..Recurrence::BASE },
+    recurrence: Recurrence { rule: Some(DeltaRule::GatedDelta), ..Recurrence::BASE },
     feed_forward: FeedForward { shared_gate: true, ..FeedForward::BASE },
     ..Family::BASE
 };

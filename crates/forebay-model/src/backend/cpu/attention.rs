@@ -1,9 +1,8 @@
 //! The attention block: projections, append to the KV cache, attention, output projection.
 
-use forebay_compute::{
-    Attention, AttentionRun, Cpu, GateFunction, MatmulJob, Matrix, RelativeBias,
-};
+use forebay_compute::{Attention, AttentionRun, Cpu, MatmulJob, Matrix, RelativeBias};
 use forebay_format::TensorType;
+use forebay_ops::GateFunction;
 use forebay_stream::{Lease, Residency};
 
 use super::backend::CpuBackend;

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use forebay_compute::{ComputeError, Cpu, KV_BLOCK, KvCache, KvType, RopeTable};
+use forebay_compute::{ComputeError, Cpu, KvCache, RopeTable};
+use forebay_ops::{KV_BLOCK, KvType};
 use forebay_store::FileSet;
 use forebay_stream::{Lease, Residency};
 

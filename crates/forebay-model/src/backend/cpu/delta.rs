@@ -3,9 +3,9 @@
 use forebay_compute::{DeltaInputs, DeltaVectors, MatmulJob, ProductRows, StateRun};
 
 use super::backend::CpuBackend;
-use super::delta_scratch::PRODUCTS_MAX;
 use super::products::{both_kinds, matmul_beside_reads, matrix, multiply, recycle};
 use crate::ModelError;
+use crate::arch::PRODUCTS_MAX;
 use crate::arch::Recurrent;
 use crate::backend::Step;
 use crate::weights::{DeltaWeights, SelectiveWeights};

@@ -1,12 +1,10 @@
 //! Activations of recurrent layers.
 
-use forebay_compute::{DeltaRule, DeltaShape, MatmulJob, StateRun};
+use forebay_compute::{MatmulJob, StateRun};
+use forebay_ops::DeltaRule;
 
-use crate::arch::{Architecture, HeadOrder, Recurrent, StateRule};
+use crate::arch::{Architecture, PRODUCTS_MAX, Recurrent};
 use crate::weights::Weights;
-
-/// Most projections of a recurrent layer.
-pub const PRODUCTS_MAX: usize = 8;
 
 /// Activations of recurrent layers, for one batch.
 #[derive(Default)]
@@ -23,32 +21,6 @@ pub struct DeltaScratch {
     pub(super) runs: Vec<StateRun>,
     /// Always empty between calls; kept for its memory.
     pub(super) jobs: Vec<MatmulJob<'static>>,
-}
-
-impl Recurrent {
-    /// Returns the shape for the operations.
-    pub(crate) fn delta_shape(&self) -> DeltaShape {
-        DeltaShape {
-            rule: match self.rule {
-                StateRule::GatedDelta => DeltaRule::GatedDelta,
-                StateRule::KimiDelta => DeltaRule::KimiDelta,
-                StateRule::Mamba2 => DeltaRule::Mamba2,
-                StateRule::Mamba => DeltaRule::Mamba,
-                StateRule::Lightning => DeltaRule::Lightning,
-                StateRule::ShortConvolution => DeltaRule::ShortConvolution,
-            },
-            key_heads: self.key_heads,
-            value_heads: self.value_heads,
-            key_dim: self.key_dim,
-            value_dim: self.value_dim,
-            convolution: self.convolution,
-            tiled: self.head_order == HeadOrder::Tiled,
-            norm_width: self.norm_width,
-            sigmoid_gate: self.sigmoid_gate,
-            decay_bound: self.decay_bound,
-            share_scale: self.share_scale,
-        }
-    }
 }
 
 impl DeltaScratch {
@@ -85,7 +57,7 @@ impl DeltaScratch {
 
 /// Returns the number of a token's compressed steps; 0 if the layers do not compress them.
 fn compressed_steps(shape: &Recurrent) -> usize {
-    if shape.rule == StateRule::Mamba { shape.low_rank } else { 0 }
+    if shape.rule == DeltaRule::Mamba { shape.low_rank } else { 0 }
 }
 
 /// Returns the number of elements of the output of a recurrence beside attention; 0 without such layers.

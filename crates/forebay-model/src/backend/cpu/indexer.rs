@@ -1,9 +1,9 @@
 //! The choice of the keys that a token attends to.
 
 use forebay_compute::{
-    Activations, AttentionRun, ChosenKeys, Cpu, KeyChoice, KeyPool, KvCache, KvLayer, KvShape,
-    RopeTable,
+    Activations, AttentionRun, Cpu, KeyChoice, KeyPool, KvCache, KvLayer, KvShape, RopeTable,
 };
+use forebay_ops::ChosenKeys;
 use forebay_stream::{Lease, Residency};
 
 use super::products::{RowsByKind, both_kinds, matmul_beside_reads, matrix, norm_in_place};
@@ -72,7 +72,7 @@ impl IndexerScratch {
         cache: &KvCache,
         step: &Step<'_>,
         runs: &[AttentionRun<'_>],
-    ) -> Option<ChosenKeys<'_>> {
+    ) -> Option<ChosenKeys<&[u32]>> {
         let of = step.attention().indexer.as_ref()?;
         if self.chosen.is_empty() {
             return None;

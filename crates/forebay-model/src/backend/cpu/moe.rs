@@ -5,7 +5,8 @@
 //! depend on the order of arrival.
 
 use forebay_compute::RouterRule;
-use forebay_compute::{Activations, Cpu, Gating, MatmulJob};
+use forebay_compute::{Activations, Cpu, MatmulJob};
+use forebay_ops::Gating;
 use forebay_stream::{ExpertIndex, LayerIndex, Lease, Residency};
 
 use super::products::{RowsByKind, both_kinds, matmul_beside_reads, matrix, recycle};

@@ -1,6 +1,7 @@
 //! Experts that are read before their layer asks for them.
 
-use forebay_compute::{MatmulJob, RowKind};
+use forebay_compute::MatmulJob;
+use forebay_ops::RowKind;
 
 use super::backend::CpuBackend;
 use super::products::{add_bias, matrix};

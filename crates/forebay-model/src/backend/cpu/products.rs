@@ -1,7 +1,8 @@
 //! Products of leased matrices, and operations on their rows.
 
-use forebay_compute::{Activations, Cpu, MatmulJob, Matrix, NormForm, RowKind};
+use forebay_compute::{Activations, Cpu, MatmulJob, Matrix, NormForm};
 use forebay_format::TensorType;
+use forebay_ops::RowKind;
 use forebay_stream::{Lease, Residency};
 
 use crate::ModelError;

@@ -1,8 +1,7 @@
 //! Attention whose heads share keys that are values.
 
-use forebay_compute::{
-    Attention, AttentionRun, ChosenKeys, Compression, Entries, KeyChoice, PoolScores, Pools,
-};
+use forebay_compute::{Attention, AttentionRun, Compression, Entries, KeyChoice, PoolScores};
+use forebay_ops::{ChosenKeys, Pools};
 
 use super::attention::HeadJobs;
 use super::backend::CpuBackend;
@@ -169,7 +168,7 @@ impl CpuBackend {
             let (heads, dim, scores) = (of.heads, of.head_dim, PoolScores::Weighted);
             let what = KeyChoice { layer: keys, heads, dim, pools, scores };
             cpu.choose_keys(q, Some(weights), cache, &what, &runs, chosen);
-            ChosenKeys { lists: chosen, lists_of_row: 1, pools }
+            ChosenKeys { lists: &chosen[..], lists_of_row: 1, pools }
         });
         runs.clear();
         runs.extend(step.runs.iter().map(|of| run(of, group)));

@@ -92,7 +92,7 @@ impl StreamScratch {
                 input.prepare(cpu, x, count, shape.row(), &[mix.ty]);
                 let products = &mut kept[..count * mix.rows];
                 cpu.matmul(&mut both_kinds(mix, input, rows, &mut *products));
-                let mixing = streams.mixing(scales, base, architecture.norm_epsilon);
+                let mixing = streams.mixing(&scales[..], &base[..], architecture.norm_epsilon);
                 cpu.stream_coefficients(x, shape, &mixing, products);
                 cpu.collapse_streams(x, shape, products, out);
             }

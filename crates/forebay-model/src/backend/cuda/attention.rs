@@ -1,16 +1,15 @@
 //! The attention block: projections, KV cache writes, attention, output projection.
 
-use forebay_compute::{GateFunction, Growth, RopeLayout, Temperature};
+use forebay_compute::{Growth, RopeLayout, Temperature};
 use forebay_cuda::{
-    Added, Attention, AttentionInputs, AttentionScratch, Columns, DevicePtr, HeadGates, HeadInput,
-    Norm, Normed, PassRows, RelativeBiases, Rotation, RowTemperature, converts_outputs,
+    Added, AttentionInputs, AttentionScratch, Columns, DeviceAttention, DevicePtr, HeadGates,
+    HeadInput, Norm, Normed, PassRows, RelativeBiases, Rotation, RowTemperature, converts_outputs,
     takes_inputs,
 };
+use forebay_ops::GateFunction;
 
 use super::backend::CudaBackend;
-use super::kv_size::kv_type;
 use super::products::{ExpertEntries, ExpertProduct, Rows};
-use super::row_kind::row_kind;
 use super::vectors::optional;
 use crate::ModelError;
 use crate::arch::{Convolved, Latent, OutputGate, QkNorm};
@@ -44,7 +43,7 @@ impl CudaBackend {
     pub(super) fn pass_rows(&self, step: &Step<'_>) -> PassRows {
         let first = self.lanes.current().first_row;
         PassRows {
-            kind: row_kind(step),
+            kind: step.kind(),
             count: step.count,
             positions: self.exchange.positions().offset(first),
             tables: self.exchange.tables().offset(first),
@@ -191,7 +190,7 @@ impl CudaBackend {
 
     /// Returns the number of elements of heads that are mixed, because the cache rounds them.
     fn mixed(&self, step: &Step<'_>) -> usize {
-        step.attention().mixed(kv_type(self.kv_shape(step).element))
+        step.attention().mixed(self.kv_shape(step).element)
     }
 
     /// Multiplies queries by the factor of their positions, in layers that have one. Rotations and products commute with it. What
@@ -265,7 +264,7 @@ impl CudaBackend {
         // Attention by itself does not leave out keys and values.
         let writes = !inputs.k.projected.is_null();
         let is_last = !self.norms_tempered_queries(step);
-        if alone && writes && is_last && takes_inputs(self.kv_shape(step), row_kind(step)) {
+        if alone && writes && is_last && takes_inputs(self.kv_shape(step), step.kind()) {
             self.lanes.current_mut().inputs = Some(inputs);
         } else {
             self.gpu.attention_inputs(&inputs, &self.kv_layer(step), &self.pass_rows(step))?;
@@ -432,7 +431,7 @@ impl CudaBackend {
             true => self.products().converted_too(out, Rows::of(step), width),
             false => None,
         };
-        let what = Attention {
+        let what = DeviceAttention {
             q: self.float(at.q),
             out,
             inputs,

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use forebay_compute::Cpu;
 use forebay_cuda::{
-    Added, AttentionSplits, CudaError, DevicePtr, FiniteFlag, Gating, Gpu, HostBytes, HostUploads,
-    HostWords, KvLayer, KvLayerShape, LANES, Norm, Normed, RowKind, TOP_K_MAX, shares_reads,
+    Added, AttentionSplits, CudaError, DeviceKvLayer, DevicePtr, FiniteFlag, Gpu, HostBytes,
+    HostUploads, HostWords, KvLayerShape, LANES, Norm, Normed, TOP_K_MAX, shares_reads,
 };
+use forebay_ops::RowKind;
 use forebay_store::{Arena, SlotBuffer};
 use forebay_stream::{LayerUses, MemoryPlan, Residency};
 
@@ -20,7 +21,6 @@ use super::layout::ActivationLayout;
 use super::memory::{Device, DeviceArena, DevicePlan};
 use super::ngram_tables::NGramTable;
 use super::products::{Product, Products};
-use super::row_kind::row_kind;
 use super::selections::SelectionWords;
 use super::source::WeightSource;
 use super::vectors::{GateVectors, LayerVectors};
@@ -192,12 +192,12 @@ impl CudaBackend {
     }
 
     /// Returns the cache of the step's layer, with blocks in host memory where they are.
-    pub(super) fn kv_layer(&self, step: &Step<'_>) -> KvLayer {
+    pub(super) fn kv_layer(&self, step: &Step<'_>) -> DeviceKvLayer {
         self.layer_at(self.plan.kv.keys_of(step.layer))
     }
 
     /// Returns the cache at `of`, with blocks in host memory where they are.
-    pub(super) fn layer_at(&self, of: KvLayerLayout) -> KvLayer {
+    pub(super) fn layer_at(&self, of: KvLayerLayout) -> DeviceKvLayer {
         let host = self.kv_in_ram.as_ref().map(|host| host.device(0).cast());
         self.plan.kv.layer(self.arena.kv(0), host, of)
     }
@@ -207,7 +207,7 @@ impl CudaBackend {
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
-    pub(super) fn kv_layer_to_read(&self, step: &Step<'_>) -> Result<KvLayer, ModelError> {
+    pub(super) fn kv_layer_to_read(&self, step: &Step<'_>) -> Result<DeviceKvLayer, ModelError> {
         self.layer_to_read(step, self.plan.kv.keys_of(step.layer))
     }
 
@@ -219,12 +219,12 @@ impl CudaBackend {
         &self,
         step: &Step<'_>,
         of: KvLayerLayout,
-    ) -> Result<KvLayer, ModelError> {
+    ) -> Result<DeviceKvLayer, ModelError> {
         let kv = &self.plan.kv;
         let index = of.group;
         let group = &kv.groups[index];
         let host = self.kv_in_ram.as_ref().filter(|_| group.in_host_memory() > 0);
-        let Some(host) = host.filter(|_| row_kind(step) == RowKind::Prompt) else {
+        let Some(host) = host.filter(|_| step.kind() == RowKind::Prompt) else {
             return Ok(self.layer_at(of));
         };
         let tables = step.runs.iter().map(|run| (run.table, run.position + run.count));
@@ -307,7 +307,7 @@ impl CudaBackend {
         splits.extend(shapes.map(|(of, shape)| match of.shared {
             // Its kernel cuts contexts by itself.
             Some(_) => AttentionSplits { limit: 1, most: 1 },
-            None => gpu.attention_splits(shape, of.heads, row_kind(step), end),
+            None => gpu.attention_splits(shape, of.heads, step.kind(), end),
         }));
         splits.iter().map(|splits| splits.most).sum()
     }
@@ -632,24 +632,5 @@ impl Backend for CudaBackend {
 
     fn end(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         self.finish_without_logits(step)
-    }
-}
-
-/// Converts the description's gating to the kernels' type.
-pub(super) fn device_gating(gating: forebay_compute::Gating) -> Gating {
-    match gating {
-        forebay_compute::Gating::Silu => Gating::Silu,
-        forebay_compute::Gating::GeluTanh => Gating::GeluTanh,
-        forebay_compute::Gating::Clamped { alpha, limit } => Gating::Clamped { alpha, limit },
-        forebay_compute::Gating::ClampedSilu { limit } => Gating::ClampedSilu { limit },
-        forebay_compute::Gating::SiluClamped { limit } => Gating::SiluClamped { limit },
-        forebay_compute::Gating::Situ { limit, up_limit } => Gating::Situ { limit, up_limit },
-        forebay_compute::Gating::Relu => Gating::Relu,
-        forebay_compute::Gating::SquaredRelu => Gating::SquaredRelu,
-        forebay_compute::Gating::PlainGelu => Gating::PlainGelu,
-        forebay_compute::Gating::PlainGeluTanh => Gating::PlainGeluTanh,
-        forebay_compute::Gating::Xielu { positive, negative, slope, floor } => {
-            Gating::Xielu { positive, negative, slope, floor }
-        }
     }
 }

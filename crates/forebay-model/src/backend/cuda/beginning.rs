@@ -1,7 +1,7 @@
 //! Start of a batch on a GPU. If VRAM has no room for the embedding table, the tokens' rows are read from the file.
 
-use forebay_compute::RowKind;
 use forebay_cuda::{Added, DeltaRuns, EmbeddingTable, NO_STATE, Norm, Normed, PromptRun};
+use forebay_ops::RowKind;
 
 use super::backend::CudaBackend;
 use super::exchange::KvPlace;

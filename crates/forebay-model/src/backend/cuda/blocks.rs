@@ -1,9 +1,8 @@
 //! The norm before a block, and dense feed-forwards.
 
-use forebay_cuda::{Added, DevicePtr, FiniteFlag, Gate, Norm, NormForm, Normed};
+use forebay_cuda::{Added, DevicePtr, FiniteFlag, Gate, Norm, NormForm, Normed, is_alone};
 
 use super::CudaBackend;
-use super::backend::device_gating;
 use super::products::{Product, Rows};
 use super::vectors::optional;
 use crate::ModelError;
@@ -133,9 +132,9 @@ impl CudaBackend {
         }
         let at = self.at();
         let pair = [self.product(step, gate, at.gate), self.product(step, up, at.up)];
-        let gating = device_gating(step.layer_weights().gatings.others);
+        let gating = step.layer_weights().gatings.others;
         let biases = self.layer_vectors(step).biases;
-        match biases.gate.is_some() || biases.up.is_some() || gating.is_alone() {
+        match biases.gate.is_some() || biases.up.is_some() || is_alone(gating) {
             true => self.gate_with_biases(step, pair)?,
             false => {
                 let (products, normed) = (self.products(), self.float(at.normed));
@@ -158,7 +157,7 @@ impl CudaBackend {
         [gate, up]: [Product; 2],
     ) -> Result<(), ModelError> {
         let (gpu, products, normed) = (&self.gpu, self.products(), self.float(self.at().normed));
-        let gating = device_gating(step.layer_weights().gatings.others);
+        let gating = step.layer_weights().gatings.others;
         let biases = self.layer_vectors(step).biases;
         let (rows, width) = (step.count, gate.matrix.rows);
         if !gating.has_gate() {

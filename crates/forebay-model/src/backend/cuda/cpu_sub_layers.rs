@@ -4,8 +4,9 @@
 //! output. Copies of a few KiB would cost little by themselves. But the copy engine to the device processes one copy
 //! after the other, and the ring keeps it busy with matrices of 100 MB and more. These take milliseconds each.
 
-use forebay_compute::{Activations, Cpu, Gating, MatmulJob, RowKind};
+use forebay_compute::{Activations, Cpu, MatmulJob};
 use forebay_cuda::{CudaError, DevicePtr, Gpu, HostWords};
+use forebay_ops::{Gating, RowKind};
 use forebay_stream::{Lease, Residency};
 
 use crate::ModelError;

@@ -1,19 +1,18 @@
 //! Recurrent layers.
 
-use forebay_cuda::{
-    CompressedParts, Delta, DeltaRuns, DeltaStates, DevicePtr, HeadColumns, ProductColumns,
-};
+use forebay_cuda::{CompressedParts, Delta, DeltaRuns, DeltaStates, DevicePtr, ProductColumns};
+use forebay_ops::HeadColumns;
 
 use super::backend::CudaBackend;
-use super::delta_shape::{PRODUCTS_MAX, device_shape};
 use super::products::{Rows, TOGETHER};
 use super::vectors::optional;
 use crate::ModelError;
+use crate::arch::PRODUCTS_MAX;
 use crate::arch::STATES_PER_SEQUENCE;
 use crate::backend::Step;
 use crate::weights::{DeltaWeights, RecurrenceBeside, SelectiveWeights};
 
-fn columns(of: forebay_compute::HeadColumns) -> HeadColumns {
+fn columns(of: forebay_ops::HeadColumns) -> HeadColumns {
     HeadColumns { first: of.first, step: of.step }
 }
 
@@ -103,7 +102,7 @@ impl CudaBackend {
         let out = self.float(if beside { at.delta.beside } else { at.attended });
         self.products().changed(out);
         let delta = Delta {
-            shape: device_shape(shape),
+            shape: shape.delta_shape(),
             q: part(parts.q, of.q),
             k: part(parts.k, of.k),
             v: part(parts.v, of.v),

@@ -1,8 +1,8 @@
 //! End of a batch on a GPU: the logits, the queueing of its CUDA graph, and the wait for its results.
 
-use forebay_compute::RowKind;
 use forebay_cuda::{CudaError, DECODE_ROWS, DevicePtr, EmbeddingTable, TopK, TopKBuffers};
 use forebay_format::TensorType;
+use forebay_ops::RowKind;
 
 use super::backend::CudaBackend;
 use super::kv_size::HEAD_ROWS;

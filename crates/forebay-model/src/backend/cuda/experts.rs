@@ -1,12 +1,11 @@
 //! A layer's experts on a GPU: the router's choice, and products with the chosen experts, wherever their weights are.
 
-use forebay_compute::Scoring;
 use forebay_cuda::{
     Added, CudaError, DevicePtr, ExpertOutputs, GateBiases, Norm, Normed, RouterChoice,
-    RouterGroups, RouterMatrix, RouterOutputs, RouterScoring, SortedPairs, TokenExperts,
+    RouterMatrix, RouterOutputs, SortedPairs, TokenExperts,
 };
 
-use super::backend::{CudaBackend, device_gating};
+use super::backend::CudaBackend;
 use super::expert_cache::ExpertWork;
 use super::expert_inputs::has_own_input;
 use super::memory::Device;
@@ -36,13 +35,7 @@ impl CudaBackend {
         let choice = RouterChoice {
             experts: experts.count,
             k: experts.used,
-            scoring: match experts.scoring {
-                Scoring::Softmax => RouterScoring::Softmax,
-                Scoring::Sigmoid => RouterScoring::Sigmoid,
-                Scoring::SigmoidOfChosen => RouterScoring::SigmoidOfChosen,
-                Scoring::SqrtSoftplus => RouterScoring::SqrtSoftplus,
-                Scoring::SparseMixer => RouterScoring::SparseMixer,
-            },
+            scoring: experts.scoring,
             by_token: vectors.by_token.map(|table| self.experts_of_tokens(step, table)),
             renormalise: experts.renormalise,
             scale: experts.scale,
@@ -50,11 +43,7 @@ impl CudaBackend {
             correction_bias: optional(self.vectors(), vectors.correction_bias),
             expert_scales: optional(self.vectors(), vectors.expert_scales),
             always: experts.always,
-            groups: experts.groups.map(|of| RouterGroups {
-                n_groups: of.n_groups,
-                groups_kept: of.groups_kept,
-                experts_scored: of.experts_scored,
-            }),
+            groups: experts.groups,
         };
         let ids = self.arena.activation(at.expert_ids);
         let outputs = RouterOutputs {
@@ -316,7 +305,7 @@ impl CudaBackend {
             // Outputs are otherwise sorted by expert.
             pairs: if by_row { DevicePtr::null() } else { sorted.pairs },
         });
-        let gating = device_gating(step.layer_weights().gatings.experts);
+        let gating = step.layer_weights().gatings.experts;
         let row_of_pair = match by_row {
             true => self.arena.activation(at.identity),
             false => sorted.row_of_pair,
@@ -365,7 +354,7 @@ impl CudaBackend {
         };
         let (gpu, at) = (&self.gpu, self.at());
         let pair = [self.product(step, gate, at.shared_gate), self.product(step, up, at.shared_up)];
-        let gating = (device_gating(step.layer_weights().gatings.others), None);
+        let gating = (step.layer_weights().gatings.others, None);
         self.products().gated(gpu, gating, self.float(at.normed), Rows::of(step), pair)?;
         let down = self.product(step, down, at.shared);
         self.products().dense(gpu, self.float(at.shared_gate), Rows::of(step), &[down])?;

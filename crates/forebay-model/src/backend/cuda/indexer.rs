@@ -1,8 +1,9 @@
 //! The choice of the keys that a token attends to.
 
 use forebay_cuda::{
-    ChosenKeys, DevicePtr, IndexerInputs, IndexerScores, KvLayer, KvLayerShape, PooledKeys,
+    DeviceKvLayer, DevicePtr, IndexerInputs, IndexerScores, KvLayerShape, PooledKeys,
 };
+use forebay_ops::ChosenKeys;
 
 use super::backend::CudaBackend;
 use super::indexer_layout::indexer_shape;
@@ -77,7 +78,11 @@ impl CudaBackend {
     }
 
     /// Queues the choice of keys, if the layer has an indexer. `layer` is the cache that attention reads.
-    pub(super) fn choose_keys(&self, step: &Step<'_>, layer: &KvLayer) -> Result<(), ModelError> {
+    pub(super) fn choose_keys(
+        &self,
+        step: &Step<'_>,
+        layer: &DeviceKvLayer,
+    ) -> Result<(), ModelError> {
         let Some(of) = step.attention().indexer.as_ref().filter(|of| of.own) else {
             return Ok(());
         };
@@ -95,7 +100,7 @@ impl CudaBackend {
     }
 
     /// Returns the choice of the layer's indexer, or that of a layer before it, if it attends to chosen keys.
-    pub(super) fn chosen_keys(&self, step: &Step<'_>) -> Option<ChosenKeys> {
+    pub(super) fn chosen_keys(&self, step: &Step<'_>) -> Option<ChosenKeys<DevicePtr<u32>>> {
         let at = self.at().indexer;
         step.attention().indexer.as_ref().map(|of| ChosenKeys {
             lists: self.arena.activation(at.lists),

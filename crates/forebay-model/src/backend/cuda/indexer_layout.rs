@@ -1,7 +1,8 @@
 //! Layout of the activations that only indexers need.
 
 use forebay_compute::PoolScores;
-use forebay_cuda::{Indexer, Pools};
+use forebay_cuda::Indexer;
+use forebay_ops::Pools;
 
 use crate::arch;
 

@@ -6,10 +6,11 @@
 
 use std::ops::Range;
 
-use forebay_compute::KV_BLOCK;
 use forebay_cuda::{
-    CudaError, DevicePtr, Gpu, HostWords, KvElsewhere, KvLayer, KvLayerShape, KvPool, KvTables,
+    CudaError, DeviceKvLayer, DevicePtr, Gpu, HostWords, KvElsewhere, KvLayerShape, KvPool,
+    KvTables,
 };
+use forebay_ops::KV_BLOCK;
 
 use super::kv_size::KvSize;
 use super::layout::LayoutBuilder;
@@ -290,7 +291,7 @@ impl KvLayout {
         memory: DevicePtr<u8>,
         host: Option<DevicePtr<u8>>,
         of: KvLayerLayout,
-    ) -> KvLayer {
+    ) -> DeviceKvLayer {
         let KvLayerLayout { group: index, offset, bytes, shape, .. } = of;
         let group = &self.groups[index];
         let blocks = group.in_host_memory();
@@ -311,18 +312,23 @@ impl KvLayout {
         let (stride, count) = (self.table_stride, self.sequences);
         let numbers = memory.offset(self.tables as usize + 4 * index * count * stride).cast();
         let tables = KvTables { blocks: numbers, stride, count };
-        KvLayer { shape, pool, tables, offset: offset as usize, elsewhere }
+        DeviceKvLayer { shape, pool, tables, offset: offset as usize, elsewhere }
     }
 
     /// Returns the cache of the keys of a layer's indexer. `layer` is that of its keys and values ([`KvLayout::layer`]).
-    pub fn index_layer(&self, layer: usize, of: &KvLayer) -> Option<KvLayer> {
+    pub fn index_layer(&self, layer: usize, of: &DeviceKvLayer) -> Option<DeviceKvLayer> {
         self.beside(self.keys_of(layer), of, 0)
     }
 
     /// Returns number `at` of the caches that follow a layer's keys and values, or its entries. `of` is the cache of these.
-    pub fn beside(&self, place: KvLayerLayout, of: &KvLayer, at: usize) -> Option<KvLayer> {
+    pub fn beside(
+        &self,
+        place: KvLayerLayout,
+        of: &DeviceKvLayer,
+        at: usize,
+    ) -> Option<DeviceKvLayer> {
         let before = place.bytes_before(at) as usize;
-        place.beside[at].map(|shape| KvLayer {
+        place.beside[at].map(|shape| DeviceKvLayer {
             shape,
             offset: of.offset + before,
             elsewhere: of.elsewhere.map(|of| KvElsewhere { offset: of.offset + before, ..of }),

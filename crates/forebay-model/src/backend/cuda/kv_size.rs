@@ -1,27 +1,17 @@
 //! Size of a KV cache on a GPU, and the shapes of its layers.
 
-use forebay_compute::KvType;
-use forebay_cuda::{KvElement, KvLayerShape};
+use forebay_cuda::KvLayerShape;
+use forebay_ops::KvType;
 
 use crate::arch::{Attention, KvCapacity, KvInVram};
 
 /// Maximum number of rows of logits that are on the device at once.
 pub const HEAD_ROWS: usize = 32;
 
-/// Returns the type of a CPU's cache with the same numbers.
-pub(super) fn kv_type(element: KvElement) -> KvType {
-    match element {
-        KvElement::F16 => KvType::F16,
-        KvElement::F32 => KvType::F32,
-        KvElement::Q8_0 => KvType::Q8_0,
-        KvElement::Q4_0 => KvType::Q4_0,
-    }
-}
-
 /// Size of a KV cache on a GPU.
 #[derive(Debug, Clone, Copy)]
 pub struct KvSize {
-    pub element: KvElement,
+    pub element: KvType,
     /// Most positions of one sequence.
     pub context: usize,
     /// Most sequences at a time.

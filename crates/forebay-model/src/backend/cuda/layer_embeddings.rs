@@ -5,7 +5,7 @@
 
 use forebay_cuda::{EmbeddingTable, RowEmbeddings};
 
-use super::backend::{CudaBackend, device_gating};
+use super::backend::CudaBackend;
 use super::products::Rows;
 use crate::ModelError;
 use crate::backend::{NextBlock, Step};
@@ -54,7 +54,7 @@ impl CudaBackend {
             weight: self.vectors().offset(vectors.norm),
             epsilon: step.architecture.layer_norm_epsilon(),
         };
-        let gating = device_gating(step.architecture.gating);
+        let gating = step.architecture.gating;
         gpu.gate_layer_embeddings(gate.out, &embeddings, gating, step.count)?;
         self.products().changed(gate.out);
         let out = self.product(step, weights.out, at.block_out);

@@ -7,7 +7,6 @@ use forebay_cuda::{
 
 use forebay_stream::{Block, MemoryPlan};
 
-use super::delta_shape::PRODUCTS_MAX;
 use super::exchange_layout::ExchangeLayout;
 use super::expert_inputs::{has_own_input, router_rows};
 use super::indexer_layout::IndexerLayout;
@@ -19,6 +18,7 @@ use super::selections::selection_words;
 use super::shared_keys_layout::{self, SharedKeyLayout};
 use super::stream_layout::StreamLayout;
 use crate::ModelError;
+use crate::arch::PRODUCTS_MAX;
 use crate::arch::{
     Architecture, Attention, Latent, MTP_ROWS_MAX, NormLayout, OutputGate, Recurrent,
 };

@@ -6,13 +6,12 @@ use std::sync::Arc;
 use forebay_compute::RopeTable;
 use forebay_cuda::{
     ATTENTION_DIM_MAX, AddressTable, AddressTables, CudaError, DeviceMemory, DevicePtr, Gpu,
-    Indexer, LANES, Pod, SHARED_KEY_DIM_MAX, STREAMS, TableSize, supports_weights,
+    Indexer, LANES, Pod, SHARED_KEY_DIM_MAX, STREAMS, TableSize, supports_weights, takes_delta,
     weight_alignment,
 };
 use forebay_format::at_least;
 use forebay_stream::{Budget, LayerIndex, MemoryPlan, PolicyKind, StreamError};
 
-use super::delta_shape::device_shape;
 use super::kv_layout::KvLayout;
 use super::kv_size::KvSize;
 use super::layout::{
@@ -438,7 +437,7 @@ fn plan_tier(
 
 fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), ModelError> {
     if let Some(recurrent) = &architecture.recurrent
-        && !device_shape(recurrent).is_supported()
+        && !takes_delta(&recurrent.delta_shape())
     {
         let (key, value) = (recurrent.key_dim, recurrent.value_dim);
         let what = format!("recurrent layers with keys of {key} and values of {value} elements");

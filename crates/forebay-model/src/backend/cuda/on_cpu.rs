@@ -7,8 +7,9 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_compute::{Activations, Cpu, Gating, MatmulJob, Matrix, RowKind};
+use forebay_compute::{Activations, Cpu, MatmulJob, Matrix};
 use forebay_cuda::{CudaError, DevicePtr, Direction, ExpertMailbox, Gpu, HostWords};
+use forebay_ops::{Gating, RowKind};
 use forebay_stream::{ExpertIndex, Lease, Residency, Returning};
 
 use crate::ModelError;

@@ -1,13 +1,13 @@
 //! Planning and loading of a model on a GPU.
 
 use forebay_cuda::{
-    DevicePtr, Gpu, KvElement, ModelKernels, indexer_modules, modules_needed, shared_key_modules,
+    DevicePtr, Gpu, ModelKernels, delta_module, indexer_modules, modules_needed, shared_key_modules,
 };
+use forebay_ops::KvType;
 use forebay_store::{FileSet, UploadPart};
 use forebay_stream::{MemoryPlan, PolicyKind};
 
 use super::backend::CudaBackend;
-use super::delta_shape::device_shape;
 use super::embedding::EmbeddingRows;
 use super::kv_size::KvSize;
 use super::memory::{Device, DeviceArena, DeviceFacts, DevicePlan, upload_tables};
@@ -31,7 +31,7 @@ pub struct CudaPlan {
 
 impl CudaPlan {
     /// Returns the size of a KV cache for a capacity.
-    pub fn cache(element: KvElement, capacity: KvCapacity) -> KvSize {
+    pub fn cache(element: KvType, capacity: KvCapacity) -> KvSize {
         let KvCapacity { context, sequences, tokens, in_vram } = capacity;
         KvSize { element, context, sequences, tokens, in_vram }
     }
@@ -124,7 +124,7 @@ impl CudaPlan {
             modules.push("convert");
         }
         if let Some(recurrent) = &architecture.recurrent {
-            modules.push(device_shape(recurrent).module());
+            modules.push(delta_module(&recurrent.delta_shape()));
         }
         match architecture.has_bank() {
             true => modules.push("bank"),

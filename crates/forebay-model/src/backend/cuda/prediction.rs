@@ -1,8 +1,8 @@
 //! The input of the predicting layer on a GPU.
 
-use forebay_compute::RowKind;
 use forebay_cuda::{Added, EmbeddingTable, Norm, Normed};
 use forebay_format::TensorType;
+use forebay_ops::RowKind;
 
 use super::backend::CudaBackend;
 use super::beginning::places;

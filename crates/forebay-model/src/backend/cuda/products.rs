@@ -3,14 +3,14 @@
 
 use std::cell::Cell;
 
-use forebay_compute::RowKind;
 use forebay_cuda::{
-    AddressTable, Converted, DECODE_ROWS, DeviceMatrix, DevicePtr, ExpertPairs, ExpertPart,
-    ExpertTable, Gate, GateBiases, Gating, Gpu, MatmulInput, MatmulJob, MatmulWeights, MatvecInput,
+    AddressTable, Converted, DECODE_ROWS, DeviceMatmul, DeviceMatrix, DevicePtr, ExpertPairs,
+    ExpertPart, ExpertTable, Gate, GateBiases, Gpu, MatmulInput, MatmulWeights, MatvecInput,
     NarrowActivations, NarrowForm, Pairing, RoundedActivations, TiledActivations, narrow_form,
     takes_rounded, takes_tiles,
 };
 use forebay_format::TensorType;
+use forebay_ops::{Gating, RowKind};
 
 use crate::ModelError;
 use crate::backend::Step;
@@ -216,7 +216,7 @@ impl Products {
         let mut form = None;
         for (ty, products) in by_type(products, |product| product.matrix.ty) {
             let x = self.prompt_input(gpu, ty, x, tokens, cols, &mut form)?;
-            let job = |product: &Product| MatmulJob {
+            let job = |product: &Product| DeviceMatmul {
                 ty,
                 weights: MatmulWeights::Dense { data: product.data, tokens },
                 rows: product.matrix.rows,
@@ -319,7 +319,7 @@ impl Products {
         }
         let (ty, cols) = (product.matrix.ty, product.matrix.cols);
         let count = entries.count();
-        gpu.matmul(&MatmulJob {
+        gpu.matmul(&DeviceMatmul {
             ty,
             weights: MatmulWeights::Experts {
                 slots: entries.slots,
@@ -369,7 +369,7 @@ impl Products {
         let mut form = None;
         for (ty, products) in by_type(products, |product| product.matrix.ty) {
             let x = self.prompt_input(gpu, ty, x, x_rows, cols, &mut form)?;
-            let job = |product: &ExpertProduct| MatmulJob {
+            let job = |product: &ExpertProduct| DeviceMatmul {
                 ty,
                 weights: MatmulWeights::Experts {
                     slots: entries.slots,
@@ -475,7 +475,7 @@ fn by_type<T>(
 /// Computes up to [`TOGETHER`] products of the same activations with weights of one type.
 fn multiply_together(
     gpu: &Gpu,
-    mut jobs: impl Iterator<Item = MatmulJob>,
+    mut jobs: impl Iterator<Item = DeviceMatmul>,
 ) -> Result<(), ModelError> {
     let Some(first) = jobs.next() else { return Ok(()) };
     let (mut all, mut count) = ([first; TOGETHER], 1);

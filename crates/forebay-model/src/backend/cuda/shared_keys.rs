@@ -1,9 +1,10 @@
 //! Attention whose heads share keys that are values, with compressed entries ([`crate::arch::SharedKeys`]).
 
 use forebay_cuda::{
-    Added, AttentionInputs, AttentionScratch, ChosenKeys, Compressor, HeadInput, Indexer,
-    IndexerScores, KvLayer, Norm, Normed, Pools, Rotation, SharedKeyAttention,
+    Added, AttentionInputs, AttentionScratch, Compressor, DeviceKvLayer, HeadInput, Indexer,
+    IndexerScores, Norm, Normed, Rotation, SharedKeyAttention,
 };
+use forebay_ops::{ChosenKeys, Pools};
 
 use super::attention::HeadInputs;
 use super::backend::CudaBackend;
@@ -111,7 +112,7 @@ impl CudaBackend {
         let [values, gates, index_values, index_gates] =
             at.projected.map(|at| HeadInput::plain(self.float(at)));
         let projected = [(values, gates), (index_values, index_gates)];
-        let targets: [Option<KvLayer>; 2] = [Some(entries), index_keys];
+        let targets: [Option<DeviceKvLayer>; 2] = [Some(entries), index_keys];
         for (kind, rotation) in rotations.enumerate() {
             let projections = self.plan.kv.beside(keys, &own, kind).expect("they are cached");
             let target = targets[kind].as_ref().expect("they are cached");

@@ -18,8 +18,9 @@
 //! 4. [`WeightSource::end_lane`] if the pass has two lanes, and [`WeightSource::run_graph`] if it is a CUDA graph,
 //! 5. [`WeightSource::end`].
 
-use forebay_compute::{Cpu, RowKind};
+use forebay_compute::Cpu;
 use forebay_cuda::{AddressTable, CudaError, DECODE_ROWS, DevicePtr, Gpu, Graph};
+use forebay_ops::RowKind;
 use forebay_stream::{LayerUses, Residency};
 
 use super::expert_cache::{ExpertCache, ExpertWork, HostExperts, replace_choice};

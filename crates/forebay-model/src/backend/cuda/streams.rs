@@ -1,7 +1,7 @@
 //! Residual streams beside each other: inputs of blocks, and sums with their outputs.
 
 use forebay_cuda::{
-    Added, BankRows, DevicePtr, Norm, Normed, StreamCoefficients, StreamFactors, StreamMixing,
+    Added, BankRows, DevicePtr, MixedProducts, Norm, Normed, StreamCoefficients, StreamFactors,
     StreamRows,
 };
 use forebay_format::TensorType;
@@ -169,20 +169,18 @@ impl CudaBackend {
                 let rule = (vector(vectors.scores), step.architecture.norm_epsilon);
                 gpu.mix_bank(&self.bank_rows(step), filled, rule, to)?;
             }
-            StreamWeights::Mixed { mix, base, scales } => {
+            StreamWeights::Mixed { mix, .. } => {
                 let mix = product(mix, 0, at.streams.coefficients);
                 products.dense(gpu, rows.x, of_step, &[mix])?;
                 let streams = step.architecture.streams.as_ref().expect("there are several");
-                let mixing = streams.mixing(scales, base, step.architecture.norm_epsilon);
-                let factors = StreamFactors::Mixed(StreamMixing {
+                let factors = StreamFactors::Mixed(MixedProducts {
                     products: mix.out,
                     count: mix.matrix.rows,
-                    scales: vector(vectors.scales),
-                    base: vector(vectors.base),
-                    iterations: mixing.iterations,
-                    epsilon: mixing.epsilon,
-                    outputs: mixing.outputs,
-                    norm_epsilon: mixing.norm_epsilon,
+                    mixing: streams.mixing(
+                        vector(vectors.scales),
+                        vector(vectors.base),
+                        step.architecture.norm_epsilon,
+                    ),
                 });
                 gpu.collapse_streams(&rows, factors, to)?;
             }

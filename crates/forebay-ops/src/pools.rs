@@ -30,7 +30,7 @@ impl Pools {
     }
 
     /// Returns the number of pools that a row which `keys` keys precede, its own among them, may choose.
-    pub(super) fn candidates_of(&self, keys: usize) -> usize {
+    pub fn candidates_of(&self, keys: usize) -> usize {
         keys.saturating_sub(usize::from(self.own_seen)) / self.length
     }
 
@@ -52,7 +52,7 @@ impl Pools {
     }
 
     /// Returns position number `index` of those that a row at `position` sees, in order. `list` has the pools that it chooses.
-    pub(super) fn position_of(&self, list: &[u32], position: usize, index: usize) -> usize {
+    pub fn position_of(&self, list: &[u32], position: usize, index: usize) -> usize {
         let candidates = self.candidates(position);
         let taken = candidates.min(self.most);
         match index / self.length {
@@ -61,7 +61,7 @@ impl Pools {
         }
     }
 
-    pub(super) fn check(&self) {
+    pub fn check(&self) {
         let Pools { length, most, before_own, .. } = *self;
         assert!(length > 0 && most > 0 && before_own <= most, "{self:?}");
     }
