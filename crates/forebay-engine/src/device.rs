@@ -1,6 +1,7 @@
 //! Choice of the device that computes, with the reason for it.
 
 use forebay_model::ModelError;
+use forebay_options::OptionName;
 
 use crate::gpu::{self, GpuPlan};
 use crate::{CpuOffload, EngineError, KvCacheType, KvInVram, SessionOptions};
@@ -67,9 +68,12 @@ pub(crate) fn choose(
 ) -> Result<Chosen, EngineError> {
     if options.exact && options.kv_cache != KvCacheType::F16 {
         return Err(EngineError::BadOption {
-            name: "--kv-type",
+            name: OptionName::KvType,
             value: options.kv_cache.name().into(),
-            expected: "--exact keeps keys and values in f32: leave one of them out".into(),
+            expected: format!(
+                "{} keeps keys and values in f32: leave one of them out",
+                OptionName::Exact
+            ),
         });
     }
     match options.device {
@@ -77,8 +81,10 @@ pub(crate) fn choose(
             Some(name) => Err(EngineError::BadOption {
                 name,
                 value: "given".into(),
-                expected: "it is for a GPU, which --device cpu does not use: leave one of them out"
-                    .into(),
+                expected: format!(
+                    "it is for a GPU, which {} does not use: leave one of them out",
+                    OptionName::Device.with("cpu")
+                ),
             }),
             None => Ok(Chosen::cpu(None)),
         },
@@ -103,11 +109,11 @@ pub(crate) fn choose(
                         Ok(Chosen { announce, ..Chosen::cpu(Some(why)) })
                     }
                 },
-                // A `--vram` budget may turn out to be too small. The other options say how a GPU computes, so they
+                // A budget of VRAM may turn out to be too small. The other options say how a GPU computes, so they
                 // need one.
                 Err(EngineError::Model(
                     error @ (ModelError::VramTooSmall { .. } | ModelError::NotOnGpu { .. }),
-                )) if for_gpu.is_none_or(|name| name == "--vram") => {
+                )) if for_gpu.is_none_or(|name| name == OptionName::Vram) => {
                     Ok(Chosen::cpu(Some(error.to_string())))
                 }
                 Err(error) => Err(error),
@@ -118,7 +124,7 @@ pub(crate) fn choose(
 
 /// Explains that the option `name` needs a GPU, if `error` says that no GPU can be used. Returns other errors
 /// unchanged.
-fn without_gpu(name: &'static str, error: EngineError) -> EngineError {
+fn without_gpu(name: OptionName, error: EngineError) -> EngineError {
     if !gpu::is_unusable(&error) {
         return error;
     }
@@ -138,45 +144,45 @@ fn on_gpu(
     dense: bool,
     plan: impl FnOnce() -> Result<GpuPlan, EngineError>,
 ) -> Result<Chosen, EngineError> {
-    let refused = |name, expected: &str| {
-        Err(EngineError::BadOption { name, value: "given".into(), expected: expected.into() })
+    let refused = |name, why: &str| {
+        let expected = format!("{why}: leave it out, or use {}", OptionName::Device.with("cpu"));
+        Err(EngineError::BadOption { name, value: "given".into(), expected })
     };
     match host_option(options) {
         None => Ok(Chosen::cuda(plan()?, ordinal)),
-        Some("--threads") if dense || options.cpu_offload_possible() != CpuOffload::Never => {
+        Some(OptionName::Threads)
+            if dense || options.cpu_offload_possible() != CpuOffload::Never =>
+        {
             let plan = plan()?;
             match plan.slots().is_some() || plan.sub_layers().cpu_takes_part() {
                 true => Ok(Chosen::cuda(plan, ordinal)),
-                false => refused(
-                    "--threads",
-                    "the GPU computes the whole model: leave it out, or use --device cpu",
-                ),
+                false => refused(OptionName::Threads, "the GPU computes the whole model"),
             }
         }
-        Some(name) => refused(
-            name,
-            "it is for the CPU, and a GPU computes: leave it out, or use --device cpu",
-        ),
+        Some(name) => refused(name, "it is for the CPU, and a GPU computes"),
     }
 }
 
-/// Returns an option that is given and only has an effect where the CPU computes. `--ram` and `--policy` are not among
+/// Returns an option that is given and only has an effect where the CPU computes. The budget of RAM and the policy are not among
 /// them: they bound and manage the part of a model that is kept in host memory, which on a GPU is the part that VRAM
 /// has no room for.
-fn host_option(options: &SessionOptions) -> Option<&'static str> {
-    let given = [("--prefetch", options.prefetch), ("--threads", options.threads.is_some())];
+fn host_option(options: &SessionOptions) -> Option<OptionName> {
+    let given = [
+        (OptionName::Prefetch, options.prefetch),
+        (OptionName::Threads, options.threads.is_some()),
+    ];
     given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
 }
 
 impl SessionOptions {
     /// Returns the name of an option that is given and only has an effect on a GPU.
-    pub fn gpu_option(&self) -> Option<&'static str> {
+    pub fn gpu_option(&self) -> Option<OptionName> {
         let given = [
-            ("--no-cuda-graph", !self.cuda_graphs),
-            ("--cpu-experts", self.cpu_offload == CpuOffload::Always),
-            ("--no-cpu-experts", self.cpu_offload == CpuOffload::Never),
-            ("--kv-vram", self.kv_in_vram != KvInVram::default()),
-            ("--vram", self.vram_bytes.is_some()),
+            (OptionName::NoCudaGraph, !self.cuda_graphs),
+            (OptionName::CpuExperts, self.cpu_offload == CpuOffload::Always),
+            (OptionName::NoCpuExperts, self.cpu_offload == CpuOffload::Never),
+            (OptionName::KvVram, self.kv_in_vram != KvInVram::default()),
+            (OptionName::Vram, self.vram_bytes.is_some()),
         ];
         given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
     }
@@ -190,7 +196,7 @@ mod tests {
     fn options_for_the_host_are_seen() {
         assert_eq!(host_option(&SessionOptions::default()), None);
         let threads = SessionOptions { threads: Some(1), ..SessionOptions::default() };
-        assert_eq!(host_option(&threads), Some("--threads"));
+        assert_eq!(host_option(&threads), Some(OptionName::Threads));
         let ram = SessionOptions { ram_bytes: Some(1), ..SessionOptions::default() };
         assert_eq!((host_option(&ram), ram.gpu_option()), (None, None), "it bounds either");
         let cuda = SessionOptions { device: DeviceChoice::Cuda(3), ..SessionOptions::default() };
@@ -200,11 +206,14 @@ mod tests {
         let both = SessionOptions { vram_bytes: Some(1), ..both };
         assert_eq!(wanted_gpu(&both), Some(0), "the CPU may compute experts");
         let graphs = SessionOptions { cuda_graphs: false, ..SessionOptions::default() };
-        assert_eq!((host_option(&graphs), graphs.gpu_option()), (None, Some("--no-cuda-graph")));
+        assert_eq!(
+            (host_option(&graphs), graphs.gpu_option()),
+            (None, Some(OptionName::NoCudaGraph))
+        );
         let cache = SessionOptions { kv_cache: KvCacheType::Q8_0, ..SessionOptions::default() };
         assert_eq!((host_option(&cache), cache.gpu_option()), (None, None), "both have it");
         let prefetch = SessionOptions { prefetch: true, ..SessionOptions::default() };
-        assert_eq!(host_option(&prefetch), Some("--prefetch"));
+        assert_eq!(host_option(&prefetch), Some(OptionName::Prefetch));
     }
 
     #[test]

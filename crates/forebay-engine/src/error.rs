@@ -1,5 +1,6 @@
 //! Errors of a session.
 
+use forebay_options::OptionName;
 use std::path::PathBuf;
 
 use forebay_compute::ComputeError;
@@ -47,39 +48,46 @@ pub enum EngineError {
     BadKvFile { why: String },
     #[error("keys and values cannot be read or written: {0}")]
     KvFile(std::io::Error),
-    #[error("the KV cache is full: {0}; give a larger --ctx or run fewer sequences at a time")]
+    #[error("the KV cache is full: {0}; give a larger {ctx} or run fewer sequences at a time", ctx = OptionName::Context)]
     OutOfBlocks(#[from] crate::kv::OutOfBlocks),
     #[error(transparent)]
     Model(ModelError),
     #[error(transparent)]
     Compute(#[from] ComputeError),
     #[cfg(feature = "cuda")]
-    #[error("--device cuda: {0}")]
+    #[error("{of}: {0}", of = OptionName::Device.with("cuda"))]
     Cuda(#[from] CudaError),
     #[cfg(feature = "cuda")]
-    #[error("--io cufile: {0}")]
+    #[error("{of}: {0}", of = OptionName::Io.with("cufile"))]
     CuFile(#[from] CuFileError),
     #[error(
-        "this build has no CUDA support: use --device cpu, or build forebay with its cargo feature `cuda`"
+        "this build has no CUDA support: use {}, or build forebay with its cargo feature `cuda`",
+        OptionName::Device.with("cpu")
     )]
     NoCuda,
     #[error(
         "all weights need {} of memory, but {} are free: end other programs, or run the model with a \
-         budget (forebay run --ram), which streams the rest",
+         budget ({ram}), which streams the rest",
         at_least(*needed_bytes),
-        at_most(*free_bytes)
+        at_most(*free_bytes),
+        ram = OptionName::Ram
     )]
     DoesNotFit { needed_bytes: u64, free_bytes: u64 },
     #[error(
         "keys and values of {context} positions need {} of RAM beside {} of weights, but {} are free: give {}a smaller \
-         --ram, or end other programs",
+         {ram}, or end other programs",
         at_least(*cache_bytes),
         at_least(*weights_bytes),
         at_most(*free_bytes),
         match largest_context {
-            Some(positions) => format!("a --ctx of at most {positions}, a smaller --kv-type, "),
+            Some(positions) => format!(
+                "a {} of at most {positions}, a smaller {}, ",
+                OptionName::Context,
+                OptionName::KvType
+            ),
             None => String::new(),
-        }
+        },
+        ram = OptionName::Ram
     )]
     CacheDoesNotFit {
         context: usize,
@@ -91,19 +99,21 @@ pub enum EngineError {
     },
     #[error(
         "all weights need {} of device memory, but {} of {} are free on {gpu}: end other programs that use it, or load \
-         to host memory (--device cpu)",
+         to host memory ({cpu})",
         at_least(*needed_bytes),
         at_most(*free_bytes),
-        at_most(*total_bytes)
+        at_most(*total_bytes),
+        cpu = OptionName::Device.with("cpu")
     )]
     DoesNotFitDevice { gpu: String, needed_bytes: u64, free_bytes: u64, total_bytes: u64 },
     #[error(
-        "all weights need {} of device memory beside the {} that are in use on {gpu} without them, so --vram must be at \
+        "all weights need {} of device memory beside the {} that are in use on {gpu} without them, so {vram} must be at \
          least {}; it is {}",
         at_least(*needed_bytes),
         at_least(*used_bytes),
         at_least(needed_bytes + used_bytes),
-        at_most(*budget_bytes)
+        at_most(*budget_bytes),
+        vram = OptionName::Vram
     )]
     OverBudget { gpu: String, needed_bytes: u64, used_bytes: u64, budget_bytes: u64 },
     #[error(
@@ -129,10 +139,12 @@ pub enum EngineError {
     OtherRouting { trace: String, model: String },
     #[error("{0}")]
     Profile(String),
-    #[error("--trace-routing: this model has no experts to choose; leave it out")]
+    #[error("{}: this model has no experts to choose; leave it out", OptionName::TraceRouting)]
     NoExperts,
     #[error(
-        "--trace-scores: only the CPU gives the routers' scores; use --device cpu, or leave it out"
+        "{}: only the CPU gives the routers' scores; use {}, or leave it out",
+        OptionName::TraceScores,
+        OptionName::Device.with("cpu")
     )]
     NoScores,
     #[error("there is nothing to continue: the prompt has no tokens; give a longer prompt")]
@@ -140,7 +152,7 @@ pub enum EngineError {
     #[error("no token can be chosen: no logit is a number")]
     NoChoice,
     #[error("{name} is {value}, but {expected}")]
-    BadOption { name: &'static str, value: String, expected: String },
+    BadOption { name: OptionName, value: String, expected: String },
     #[error("{}: is a pack already", path.display())]
     IsPack { path: PathBuf },
     #[error("{}: is no pack; only packs (.fbay) can be verified or turned back", path.display())]
@@ -155,7 +167,8 @@ pub enum EngineError {
     )]
     DenseModel { path: PathBuf },
     #[error(
-        "the machine profile has no GPU: measure one with `forebay doctor`, or use --device cpu"
+        "the machine profile has no GPU: measure one with `forebay doctor`, or use {}",
+        OptionName::Device.with("cpu")
     )]
     NoGpuInProfile,
     #[error("neither device can run it: on the GPU, {gpu}; on the CPU, {cpu}")]

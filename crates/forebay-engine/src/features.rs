@@ -8,6 +8,7 @@ use forebay_model::arch::{
     Latent, LatentNorm, Layer, NormLayout, OutputGate, QkNorm, Rope, StreamRule, Streams,
 };
 use forebay_ops::{DeltaRule, GateFunction, Gating, Scoring};
+use forebay_options::OptionName;
 use serde::Serialize;
 
 /// A feature that distinguishes a model from a plain decoder.
@@ -532,10 +533,13 @@ pub(crate) fn left_out(architecture: &Architecture, catalog: &Catalog) -> Option
     };
     let usable = architecture.mtp.is_none() && Architecture::with_mtp(catalog).is_ok();
     let why = match usable {
-        true => "predict further tokens, and --mtp on uses the first layer of them",
-        false => "predict further tokens",
+        true => format!(
+            "predict further tokens, and {} uses the first layer of them",
+            OptionName::Mtp.with("on")
+        ),
+        false => "predict further tokens".to_owned(),
     };
-    let all = [words(&predicts, why), words(&sees, "see images or hear sound")];
+    let all = [words(&predicts, &why), words(&sees, "see images or hear sound")];
     let found: Vec<String> = all.into_iter().flatten().collect();
     (!found.is_empty()).then(|| found.join("; "))
 }

@@ -1,5 +1,6 @@
 //! What a user may choose about a session.
 
+use forebay_options::OptionName;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -148,9 +149,12 @@ impl SessionOptions {
         let tokens = self.kv_tokens;
         if let Some(tokens) = tokens.filter(|tokens| *tokens < context) {
             return Err(EngineError::BadOption {
-                name: "--kv-tokens",
+                name: OptionName::KvTokens,
                 value: tokens.to_string(),
-                expected: format!("one sequence (--ctx) has up to {context} positions"),
+                expected: format!(
+                    "one sequence ({}) has up to {context} positions",
+                    OptionName::Context
+                ),
             });
         }
         let in_vram = self.kv_in_vram;

@@ -1,5 +1,6 @@
 //! Sessions: opens a model (catalog, description, device, weights, decoder) and runs it.
 
+use forebay_options::OptionName;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, ScopedJoinHandle};
@@ -565,7 +566,7 @@ pub(crate) fn context(
     let context = options.context.unwrap_or(trained.min(DEFAULT_CONTEXT));
     if context == 0 || context > trained {
         return Err(EngineError::BadOption {
-            name: "--ctx",
+            name: OptionName::Context,
             value: context.to_string(),
             expected: format!("this model was trained for 1 to {trained} positions"),
         });
@@ -578,7 +579,7 @@ fn threads(options: &SessionOptions) -> Result<usize, EngineError> {
         None => Ok(0),
         Some(count) if (1..=256).contains(&count) => Ok(count),
         Some(count) => Err(EngineError::BadOption {
-            name: "--threads",
+            name: OptionName::Threads,
             value: count.to_string(),
             expected: "it must be from 1 to 256".into(),
         }),

@@ -2,6 +2,7 @@
 
 use forebay_format::Catalog;
 use forebay_model::{DeviceExperts, DeviceSubLayers, VramUse};
+use forebay_options::OptionName;
 use forebay_store::EngineInfo;
 use forebay_stream::{LayerUses, Residency, StreamStatistics};
 use serde::{Deserialize, Serialize};
@@ -115,7 +116,7 @@ impl Checks {
         let checks = Checks::of(catalog, verify);
         if checks == Checks::None && !verify {
             return Err(EngineError::BadOption {
-                name: "--no-verify",
+                name: OptionName::NoVerify,
                 value: "given".into(),
                 expected: "only packs (.fbay) have checksums, and this model is none".into(),
             });

@@ -4,6 +4,7 @@
 mod loaded;
 mod support;
 
+use forebay_options::OptionName;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -212,7 +213,7 @@ fn streams_keep_the_order_and_the_budget() {
     assert_eq!(order, wanted.collect::<Vec<_>>());
     assert!(matches!(
         start(whole(&table), 1 << 19).map(|_| ()),
-        Err(EngineError::BadOption { name: "budget", .. })
+        Err(EngineError::BadOption { name: OptionName::Budget, .. })
     ));
     let mut backwards = whole(&table);
     backwards.reverse();
@@ -245,7 +246,7 @@ fn loads_end_early_and_report_damage() {
     let bad = DimensionSlice { dimension: 0, start: 5, stop: (1 << 20) + 1 };
     let choice = Choice { tensor: 0, slice: Some(bad) };
     let refused = load_chosen(&table, &[choice], &request, &mut going_on);
-    assert!(matches!(refused, Err(EngineError::BadOption { name: "slices", .. })));
+    assert!(matches!(refused, Err(EngineError::BadOption { name: OptionName::Slices, .. })));
 
     let opened = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
     opened.set_len(3 << 20).unwrap();

@@ -5,6 +5,7 @@
 mod requests;
 mod support;
 
+use forebay_options::OptionName;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -260,7 +261,7 @@ fn blocks_may_be_rounded_for_the_disk() {
     let small = SessionOptions { kv_cache: KvCacheType::Q8_0, ..SessionOptions::default() };
     let mut small = engine(&models()[0], 64 << 20, small);
     let refused = small.set_kv_disk(KvDisk { store, ty: KvDiskType::Q8_0 }, "a model");
-    assert!(matches!(refused, Err(EngineError::BadOption { name: "--kv-disk-type", .. })));
+    assert!(matches!(refused, Err(EngineError::BadOption { name: OptionName::KvDiskType, .. })));
 }
 
 /// Fails every so many operations, and waits before every so many.

@@ -86,7 +86,7 @@ fn gguf_files_have_the_layer_too() {
     let (difference, _) = compared(&path, GLM, &exact, 5);
     assert!(difference < 1e-4, "{difference}");
     let words = inspect(&path).unwrap().model.left_out.unwrap();
-    assert!(words.contains("--mtp on uses the first"), "{words}");
+    assert!(words.contains("multi-token prediction on uses the first"), "{words}");
 }
 
 /// An answer, what is cached behind it, an answer to a second prompt, and the statistics of both.
@@ -240,7 +240,10 @@ fn without_the_option_nothing_of_the_layer_is_read() {
         let count = all.iter().filter(|(tensor, ..)| is_of_layer(name, tensor)).count();
         let words = inspect(&formulas(name)).unwrap().model.left_out.unwrap();
         let (expected, megabytes) = (format!("{count} tensors"), bytes as f64 / 1e6);
-        assert!(words.contains(&expected) && words.contains("--mtp on"), "{name}: {words}");
+        assert!(
+            words.contains(&expected) && words.contains("multi-token prediction on"),
+            "{name}: {words}"
+        );
         assert!(words.contains(&format!("{megabytes:.1} MB")), "{name}: {words}");
         let off = SessionOptions { mtp: false, ..with_mtp() };
         let [with, without] = [&with_mtp(), &off].map(|options| open(&formulas(name), options));
@@ -323,10 +326,10 @@ fn the_option_is_refused_where_it_has_no_effect() {
     assert!(lfm2.contains("qwen35moe") && lfm2.contains("this is lfm2"), "{lfm2}");
     let several = SessionOptions { sequences: 2, for_engine: true, ..with_mtp() };
     let error = refused(&formulas(QWEN), &several);
-    assert!(error.contains("--mtp") && error.contains("one sequence"), "{error}");
+    assert!(error.contains("multi-token prediction") && error.contains("one sequence"), "{error}");
     let mut session = open(&formulas(GLM), &with_mtp());
     let recorded = session.record_routing(Box::new(Vec::new()), false);
-    assert!(recorded.is_err_and(|error| error.to_string().contains("--mtp")));
+    assert!(recorded.is_err_and(|error| error.to_string().contains("multi-token prediction")));
     let mut off = open(&formulas(GLM), &SessionOptions { mtp: false, ..with_mtp() });
     assert!(off.proposal_logits(&[1, 2, 3], 1).is_err());
     // An engine takes sessions without the layer, as ever.

@@ -2,6 +2,7 @@
 
 mod support;
 
+use forebay_options::OptionName;
 use std::fs;
 use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
@@ -188,7 +189,7 @@ fn comes_back(source: &Path, path: &Path, folder: &Path) {
             _ => assert_eq!(contents(source), contents(&back), "{}", source.display()),
         }
         let refused = to_hugging_face(path, &folder.join("hf"), IoKind::Auto, &mut never);
-        assert!(refused.unwrap_err().to_string().contains("--to-gguf"));
+        assert!(refused.unwrap_err().to_string().contains("GGUF file as the form"));
         return;
     }
     let back = folder.join("back");
@@ -204,7 +205,7 @@ fn comes_back(source: &Path, path: &Path, folder: &Path) {
         assert_eq!(source.join(needed).exists(), back.join(needed).exists());
     }
     let refused = to_gguf(path, create(&folder.join("x.gguf")), IoKind::Auto, &mut never);
-    assert!(refused.unwrap_err().to_string().contains("--to-huggingface"));
+    assert!(refused.unwrap_err().to_string().contains("Hugging Face folder as the form"));
 }
 
 fn moe() -> PathBuf {
@@ -309,7 +310,7 @@ fn damage_is_an_error(codec: Codec) {
     assert_eq!(session.statistics().stream.unwrap().io.bytes_checked, 0);
     assert!(matches!(
         open(&moe(), &unverified),
-        Err(EngineError::BadOption { name: "--no-verify", .. })
+        Err(EngineError::BadOption { name: OptionName::NoVerify, .. })
     ));
 }
 

@@ -121,7 +121,7 @@ fn a_context_that_does_not_fit_is_refused_with_the_largest_that_does() {
             plan(&model, &profile, &request(DeviceChoice::Cuda(0), Some(vram), 64 * GIB, context))
         };
         let error = with(1 << 20, 4096).unwrap_err();
-        assert!(error.to_string().contains("; give a larger --vram"), "{error}");
+        assert!(error.to_string().contains("; give a larger budget of VRAM"), "{error}");
         let vram = error.needed_bytes().unwrap();
         let on_gpu = |context| with(vram, context);
         let error = on_gpu(trained).unwrap_err();
@@ -130,7 +130,7 @@ fn a_context_that_does_not_fit_is_refused_with_the_largest_that_does() {
         else {
             panic!("{arch}: {error}")
         };
-        assert!(error.to_string().contains(&format!("give a --ctx of at most {most} or ")));
+        assert!(error.to_string().contains(&format!("give a context of at most {most} or ")));
         assert!(
             most >= 4096 && on_gpu(most).is_ok() && on_gpu(most + 1).is_err(),
             "{arch}: {most}"
@@ -152,7 +152,7 @@ fn a_context_that_does_not_fit_is_refused_with_the_largest_that_does() {
         };
         assert!(on_cpu(most, free).is_ok() && on_cpu(most + 1, free).is_err(), "{arch}: {most}");
         let error = on_cpu(trained, weights).unwrap_err();
-        assert!(error.to_string().contains("give a smaller --ram"), "{error}");
+        assert!(error.to_string().contains("give a smaller budget of RAM"), "{error}");
     }
 }
 
@@ -192,7 +192,10 @@ fn a_context_that_does_not_fit_has_a_place_in_ram() {
         assert!(is_worse, "{arch}");
         // Less in VRAM leaves more to RAM.
         let error = with(KvInVram::Bytes(1), u64::MAX).unwrap_err();
-        assert!(error.to_string().contains("give a larger --kv-vram"), "{arch}: {error}");
+        assert!(
+            error.to_string().contains("give a larger share of VRAM for keys and values"),
+            "{arch}: {error}"
+        );
         let EngineError::Model(ModelError::KvVramTooSmall { bytes_min, .. }) = error else {
             panic!("{arch}: {error}")
         };

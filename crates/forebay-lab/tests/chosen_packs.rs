@@ -1,5 +1,6 @@
 //! Tensors of packs, and ranges of them, are those of the source: plain, compact and coded, stacks, and as f32.
 
+use forebay_options::OptionName;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -267,7 +268,10 @@ fn blocks_of_quantised_types_stay_whole_and_damage_is_found() {
     assert!(bytes(&blocks[0]) == expected);
     for (dimension, start, stop) in [(1, 16, 96), (0, 3, 2), (0, 0, shape[0] + 1), (2, 0, 1)] {
         let refused = of(dimension, start, stop, false).err().expect("it is wrong");
-        assert!(matches!(refused, EngineError::BadOption { name: "slices", .. }), "{refused}");
+        assert!(
+            matches!(refused, EngineError::BadOption { name: OptionName::Slices, .. }),
+            "{refused}"
+        );
     }
 
     let mut damaged = fs::read(&path).unwrap();

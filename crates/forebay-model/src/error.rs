@@ -4,6 +4,7 @@ use forebay_compute::ComputeError;
 #[cfg(feature = "cuda")]
 use forebay_cuda::CudaError;
 use forebay_format::{FormatError, at_least, at_most};
+use forebay_options::OptionName;
 use forebay_store::StoreError;
 use forebay_stream::StreamError;
 
@@ -33,7 +34,7 @@ pub enum ModelError {
     MissingKey { source_name: String, key: String, family: &'static str },
     #[error("'{key}' is {value}, but {expected}")]
     BadValue { key: String, value: String, expected: String },
-    #[error("multi-token prediction: {why}: leave out --mtp")]
+    #[error("multi-token prediction: {why}: leave out {}", OptionName::Mtp)]
     NoMtp { why: String },
     #[error("the model has no tensor '{name}', which the {family} architecture needs")]
     MissingTensor { name: String, family: &'static str },
@@ -58,7 +59,8 @@ pub enum ModelError {
     NotFinite { name: String, index: usize },
     #[error(
         "the context is full: {used} of {context} positions are used and {wanted} more are asked for; \
-         give a larger --ctx or a shorter prompt"
+         give a larger {} or a shorter prompt",
+        OptionName::Context
     )]
     ContextFull { used: usize, context: usize, wanted: usize },
     #[error(
@@ -73,20 +75,24 @@ pub enum ModelError {
     )]
     NumericFailure { layer: usize, token: usize },
     #[error(
-        "keys and values need at least {} of VRAM with this context, but --kv-vram allows {}; give a larger --kv-vram \
-         or a smaller --ctx",
+        "keys and values need at least {} of VRAM with this context, but {kv_vram} allows {}; give a larger {kv_vram} \
+         or a smaller {ctx}",
         at_least(*bytes_min),
-        at_most(*given_bytes)
+        at_most(*given_bytes),
+        kv_vram = OptionName::KvVram,
+        ctx = OptionName::Context
     )]
     KvVramTooSmall { given_bytes: u64, bytes_min: u64 },
     #[error(
-        "the model needs {} of VRAM, but {} may be used: {why}; give {}a larger --vram, or use --device cpu",
+        "the model needs {} of VRAM, but {} may be used: {why}; give {}a larger {vram}, or use {cpu}",
         at_least(*needed_bytes),
         at_most(*given_bytes),
         match largest_context {
-            Some(positions) => format!("a --ctx of at most {positions} or "),
+            Some(positions) => format!("a {} of at most {positions} or ", OptionName::Context),
             None => String::new(),
-        }
+        },
+        vram = OptionName::Vram,
+        cpu = OptionName::Device.with("cpu")
     )]
     VramTooSmall {
         needed_bytes: u64,
@@ -95,7 +101,7 @@ pub enum ModelError {
         /// Largest context that fits the available memory; `None` if none does.
         largest_context: Option<usize>,
     },
-    #[error("the GPU has no kernels for {what}: use --device cpu")]
+    #[error("the GPU has no kernels for {what}: use {}", OptionName::Device.with("cpu"))]
     NotOnGpu { what: String },
     #[cfg(feature = "cuda")]
     #[error(transparent)]

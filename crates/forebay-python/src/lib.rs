@@ -10,6 +10,7 @@ mod mailbox;
 mod measure;
 mod modules;
 mod names;
+mod option_names;
 mod options;
 mod run;
 mod save;
@@ -24,6 +25,14 @@ use pyo3::prelude::*;
 #[pymodule]
 #[pyo3(name = "_native")]
 mod native {
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        super::option_names::use_arguments();
+        Ok(())
+    }
+
     #[pymodule_export]
     use super::engine::Engine;
     #[pymodule_export]

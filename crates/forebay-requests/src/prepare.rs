@@ -8,6 +8,7 @@ use forebay_engine::GenerateOptions;
 use forebay_engine::engine::Request;
 use forebay_grammar::{Compiler, Grammar, GrammarError, Preamble, Rules};
 use forebay_model::sampling::Ban;
+use forebay_options::OptionName;
 use forebay_text::{ChatTemplate, Tokenizer};
 use serde_json::{Map, Value, json};
 
@@ -444,7 +445,8 @@ impl Preparation<'_> {
         if let Some(context) = self.context.filter(|context| least > *context) {
             let message = format!(
                 "the context is too short: it has {context} positions, and this prompt has at least {least} tokens; \
-                 give a larger --ctx or a shorter prompt"
+                 give a larger {} or a shorter prompt",
+                OptionName::Context
             );
             return Err(Refusal { code: Some(TOO_LONG), ..Refusal::of(field, message) });
         }

@@ -1,5 +1,6 @@
 //! Who may use the server.
 
+use forebay_options::OptionName;
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -134,14 +135,20 @@ fn refusal(rules: &Rules, path: &str, headers: &HeaderMap) -> Option<ApiError> {
     let host = text(HOST).unwrap_or_default();
     if rules.keys.is_empty() && !rules.is_allowed(host) {
         let name = name_of(host);
-        let why = format!("host {name:?} is not this machine: --allowed-host {name} allows it");
+        let why = format!(
+            "host {name:?} is not this machine: {} allows it",
+            OptionName::AllowedHost.with(&name)
+        );
         return Some(ApiError::new(StatusCode::FORBIDDEN, why));
     }
     if let Some(origin) = text(ORIGIN)
         && !allows_origin(&rules.origins, rules.is_local, origin)
         && origin.split_once("://").is_none_or(|(_, of)| of != host)
     {
-        let why = format!("web pages of {origin} may not use this server: --cors allows it");
+        let why = format!(
+            "web pages of {origin} may not use this server: {} allows it",
+            OptionName::Cors
+        );
         return Some(ApiError::new(StatusCode::FORBIDDEN, why));
     }
     if rules.keys.is_empty() || is_public(path) {

@@ -1,5 +1,6 @@
 //! The bytes of a request.
 
+use forebay_options::OptionName;
 use std::sync::Arc;
 
 use axum::RequestExt as _;
@@ -98,7 +99,7 @@ async fn receive(request: Request, app: &App, caller: &Caller) -> Result<Body, A
     let body = request.into_body();
     let too_large = || {
         let allowed = at_most(limit as u64);
-        let why = format!("the request is too large: --max-body allows {allowed}");
+        let why = format!("the request is too large: {} allows {allowed}", OptionName::MaxBody);
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why)
     };
     if announced > limit as u64 && (waits || announced > DISCARDED_MAX as u64) {

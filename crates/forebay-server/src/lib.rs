@@ -51,6 +51,7 @@ mod testing;
 mod tests;
 
 use forebay_engine::EngineError;
+use forebay_options::OptionName;
 use forebay_requests::TemplateError;
 
 pub use access::Keys;
@@ -72,8 +73,10 @@ pub enum ServeError {
     #[error("cannot listen on {address}: {source}")]
     Listen { address: Address, source: std::io::Error },
     #[error(
-        "{address} can be reached from other machines: give --api-key-file FILE, so that only those with a key can use it, or \
-         --insecure"
+        "{address} can be reached from other machines: give {}, so that only those with a key can use it, or \
+         {}",
+        OptionName::ApiKeyFile.with("FILE"),
+        OptionName::Insecure
     )]
     Open { address: Address },
     #[error("{origin:?} is no origin: write it as https://example.com")]

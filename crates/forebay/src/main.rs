@@ -16,6 +16,7 @@ mod kv_disk;
 mod library;
 mod log;
 mod open;
+mod option_names;
 mod output;
 mod outputs;
 mod progress;
@@ -39,6 +40,7 @@ use args::{Cli, Command};
 use failure::{Failure, Outcome};
 
 fn main() -> ExitCode {
+    option_names::use_flags();
     if let Some(status) = template_process::run_if_asked() {
         return status;
     }

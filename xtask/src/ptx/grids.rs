@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// The file that kernels include.
+/// The file that kernels include. It is in the repository because the emulated driver reads it, too.
 pub const NAME: &str = "grids.cuh";
 
 /// The tables, counted from the folder of kernels.
@@ -43,6 +43,14 @@ fn of_tables(tables: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Tables that were edited without a run of `cargo xtask ptx` must fail.
+    #[test]
+    fn the_file_is_fresh() {
+        let kernels = crate::repository_root().join(super::super::KERNELS);
+        let found = std::fs::read_to_string(kernels.join(NAME)).unwrap();
+        assert!(found == text(&kernels).unwrap(), "run `cargo xtask ptx`");
+    }
 
     #[test]
     fn tables_become_arrays() {

@@ -6,7 +6,6 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use super::archive::sha256;
-use super::grids;
 
 /// One module to compile.
 pub struct Module {
@@ -57,20 +56,12 @@ pub fn hash(kernels: &Path, module: &Module, version: &str) -> Result<String> {
     let mut files = BTreeSet::new();
     collect(kernels, &module.source, &mut files)?;
     for file in &files {
-        let text = read_source(kernels, file)?;
+        let text = std::fs::read(kernels.join(file))?;
         all.extend(format!("{file} {}\n", text.len()).into_bytes());
-        all.extend(text.into_bytes());
+        all.extend(text);
     }
     all.extend(format!("{:?} {version}", module.options).into_bytes());
     Ok(sha256(&all))
-}
-
-/// Returns the text of a file of kernels.
-fn read_source(kernels: &Path, file: &str) -> Result<String> {
-    match file {
-        grids::NAME => grids::text(kernels),
-        _ => std::fs::read_to_string(kernels.join(file)).with_context(|| format!("reading {file}")),
-    }
 }
 
 /// Collects the file and all files that it includes by a name in quotation marks.
@@ -78,7 +69,9 @@ fn collect(kernels: &Path, file: &str, files: &mut BTreeSet<String>) -> Result<(
     if !files.insert(file.to_owned()) {
         return Ok(());
     }
-    for line in read_source(kernels, file)?.lines() {
+    let text =
+        std::fs::read_to_string(kernels.join(file)).with_context(|| format!("reading {file}"))?;
+    for line in text.lines() {
         if let Some(rest) = line.trim().strip_prefix("#include \"") {
             collect(kernels, rest.split('"').next().unwrap_or_default(), files)?;
         }

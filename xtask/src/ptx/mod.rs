@@ -48,6 +48,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     if check {
         return compare(&kernels, &modules, &nvrtc);
     }
+    write(&kernels.join(grids::NAME), grids::text(&kernels)?.as_bytes())?;
     let known = cache_folder(root);
     std::fs::create_dir_all(&known).with_context(|| known.display().to_string())?;
     let compiled = for_all(&modules, |module| {

@@ -6,8 +6,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use libloading::Library;
 
-use super::grids;
-
 type Program = *mut std::ffi::c_void;
 type Create = unsafe extern "C" fn(
     *mut Program,
@@ -70,15 +68,13 @@ impl Nvrtc {
         }
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let mut program: Program = std::ptr::null_mut();
-        let made = [CString::new(grids::text(kernels)?)?];
-        let made_names = [CString::new(grids::NAME)?];
-        let [headers, names] = [&made, &made_names].map(|of| of.each_ref().map(|it| it.as_ptr()));
+        let null = std::ptr::null();
         // SAFETY: the signatures are those of nvrtc.h. All strings end in NUL and outlive the calls. The program is
         // destroyed once.
         unsafe {
             let create = self.compiler.get::<Create>(b"nvrtcCreateProgram\0")?;
-            let (text, name) = (text.as_ptr(), name.as_ptr());
-            self.check(create(&mut program, text, name, 1, headers.as_ptr(), names.as_ptr()))?;
+            let made = create(&mut program, text.as_ptr(), name.as_ptr(), 0, null, null);
+            self.check(made)?;
             let compile = self.compiler.get::<Compile>(b"nvrtcCompileProgram\0")?;
             let compiled = compile(program, options.len() as c_int, options.as_ptr());
             let log = self.text(program, b"nvrtcGetProgramLogSize\0", b"nvrtcGetProgramLog\0")?;

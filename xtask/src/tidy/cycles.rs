@@ -162,7 +162,7 @@ impl Crate {
 }
 
 /// Returns the code with blanks in place of modules marked `#[cfg(test)]`, whether declared or with a body.
-fn without_tests(code: &str) -> String {
+pub(super) fn without_tests(code: &str) -> String {
     let mut code = code.to_owned();
     while let Some(start) = code.find("#[cfg(test)]") {
         let behind = &code[start..];

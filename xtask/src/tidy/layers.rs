@@ -4,16 +4,17 @@ use super::Finding;
 use super::files::Repository;
 
 /// Crates, each with the crates that it may depend on.
-const LAYERS: [(&str, &[&str]); 23] = [
+const LAYERS: [(&str, &[&str]); 24] = [
+    ("forebay-options", &[]),
     ("forebay-ops", &[]),
-    ("forebay-format", &["forebay-codec"]),
+    ("forebay-format", &["forebay-options", "forebay-codec"]),
     ("forebay-codec", &[]),
     ("forebay-text", &["forebay-format"]),
     ("forebay-library", &["forebay-format"]),
     ("forebay-kv", &[]),
     ("forebay-grammar", &["forebay-text"]),
     ("forebay-chat", &["forebay-text", "forebay-grammar"]),
-    ("forebay-store", &["forebay-format", "forebay-codec"]),
+    ("forebay-store", &["forebay-options", "forebay-format", "forebay-codec"]),
     ("forebay-stream", &["forebay-format", "forebay-store"]),
     ("forebay-compute", &["forebay-ops", "forebay-format", "forebay-codec"]),
     ("forebay-cuda", &["forebay-ops", "forebay-format"]),
@@ -36,6 +37,7 @@ const LAYERS: [(&str, &[&str]); 23] = [
     (
         "forebay-model",
         &[
+            "forebay-options",
             "forebay-ops",
             "forebay-format",
             "forebay-store",
@@ -47,6 +49,7 @@ const LAYERS: [(&str, &[&str]); 23] = [
     (
         "forebay-engine",
         &[
+            "forebay-options",
             "forebay-ops",
             "forebay-codec",
             "forebay-format",
@@ -63,6 +66,7 @@ const LAYERS: [(&str, &[&str]); 23] = [
     (
         "forebay-lab",
         &[
+            "forebay-options",
             "forebay-format",
             "forebay-text",
             "forebay-kv",
@@ -74,11 +78,19 @@ const LAYERS: [(&str, &[&str]); 23] = [
     ),
     (
         "forebay-requests",
-        &["forebay-text", "forebay-grammar", "forebay-chat", "forebay-model", "forebay-engine"],
+        &[
+            "forebay-options",
+            "forebay-text",
+            "forebay-grammar",
+            "forebay-chat",
+            "forebay-model",
+            "forebay-engine",
+        ],
     ),
     (
         "forebay-server",
         &[
+            "forebay-options",
             "forebay-format",
             "forebay-text",
             "forebay-grammar",
@@ -108,6 +120,7 @@ const LAYERS: [(&str, &[&str]); 23] = [
     (
         "forebay-python",
         &[
+            "forebay-options",
             "forebay-cuda",
             "forebay-dlpack",
             "forebay-format",
@@ -124,6 +137,7 @@ const LAYERS: [(&str, &[&str]); 23] = [
     (
         "forebay",
         &[
+            "forebay-options",
             "forebay-format",
             "forebay-text",
             "forebay-grammar",

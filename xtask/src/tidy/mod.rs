@@ -10,6 +10,7 @@ mod files;
 mod layers;
 mod lengths;
 mod names;
+mod option_names;
 mod pages;
 mod scan;
 mod terms;
@@ -86,6 +87,7 @@ pub fn run(root: &Path) -> Result<bool> {
     pages::check(&repository, &mut findings);
     terms::check(&repository, &mut findings);
     names::check(&repository, &mut findings);
+    option_names::check(&repository, &mut findings);
     workflows::check(&repository, &mut findings);
     allow.check_all_used(&mut findings);
 

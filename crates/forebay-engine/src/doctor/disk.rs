@@ -1,5 +1,6 @@
 //! Rates of the disk by engine, request size and depth, and of the page cache by threads.
 
+use forebay_options::OptionName;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -160,7 +161,7 @@ impl Subject {
         let file_bytes = files.file_bytes(FileIndex(0)).unwrap_or(0);
         if file_bytes < SCRATCH_BYTES {
             return Err(EngineError::BadOption {
-                name: "--file",
+                name: OptionName::File,
                 value: format!("a file of {}", at_most(file_bytes)),
                 expected: format!(
                     "it must have at least {} to measure a disk with",

@@ -17,6 +17,7 @@ mod shares;
 mod snapshot;
 mod waiting;
 
+use forebay_options::OptionName;
 use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -266,9 +267,13 @@ impl Engine {
         if ty == KvDiskType::Q8_0 {
             if !self.session.has_f16_kv() {
                 return Err(EngineError::BadOption {
-                    name: "--kv-disk-type",
+                    name: OptionName::KvDiskType,
                     value: "q8_0".to_owned(),
-                    expected: "keys and values in f16 (--kv-type f16, without --exact)".to_owned(),
+                    expected: format!(
+                        "it needs keys and values in f16 ({}, without {})",
+                        OptionName::KvType.with("f16"),
+                        OptionName::Exact
+                    ),
                 });
             }
             // Blocks behind rounded ones differ, too, so both kinds must not meet.

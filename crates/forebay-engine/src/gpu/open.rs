@@ -1,5 +1,6 @@
 //! Opens a GPU while a model's description is read, and plans the model for it.
 
+use forebay_options::OptionName;
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -53,9 +54,12 @@ impl<'scope> Opening<'scope> {
     ) -> Result<CudaPlan, EngineError> {
         if options.cpu_offload == CpuOffload::Always && options.exact {
             return Err(EngineError::BadOption {
-                name: "--cpu-experts",
+                name: OptionName::CpuExperts,
                 value: "given".into(),
-                expected: "with --exact the GPU computes everything: leave one of them out".into(),
+                expected: format!(
+                    "with {} the GPU computes everything: leave one of them out",
+                    OptionName::Exact
+                ),
             });
         }
         let gpu = self.gpu(open_time)?;
@@ -66,7 +70,7 @@ impl<'scope> Opening<'scope> {
         let plan = if options.cuda_graphs { plan } else { plan.without_graphs() };
         if options.cpu_offload == CpuOffload::Always && plan.slots().is_none() {
             return Err(EngineError::BadOption {
-                name: "--cpu-experts",
+                name: OptionName::CpuExperts,
                 value: "given".into(),
                 expected: "no experts are outside of the GPU's memory: leave it out".into(),
             });

@@ -1,5 +1,6 @@
 //! Loads a session's weights to a GPU.
 
+use forebay_options::OptionName;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -46,8 +47,10 @@ impl Described<'_> {
         if kv_bytes > 0 && options.kv_in_vram == KvInVram::AsMuchAsFits {
             tracing::warn!(
                 "VRAM has no room for all keys and values: {} of them are in RAM, which makes long contexts slower; \
-                 a smaller --ctx or a larger --vram avoids this",
-                at_least(kv_bytes)
+                 a smaller {} or a larger {} avoids this",
+                at_least(kv_bytes),
+                OptionName::Context,
+                OptionName::Vram
             );
         }
         let cpu_sub_layers = plan.sub_layers().cpu_takes_part();

@@ -1,5 +1,6 @@
 //! Opens the folder of KV blocks that a user chose.
 
+use forebay_options::OptionName;
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -50,9 +51,18 @@ impl KvFolderNote {
 /// Why a folder or its key cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KvFolderError {
-    #[error("--kv-disk brings keys and values through RAM: --kv-ram must not be 0")]
+    #[error(
+        "{} brings keys and values through RAM: {} must not be 0",
+        OptionName::KvDisk,
+        OptionName::KvRam
+    )]
     NoRam,
-    #[error("--kv-disk-type q8_0 rounds keys and values in f16: leave out --exact, and --kv-type")]
+    #[error(
+        "{} rounds keys and values in f16: leave out {}, and {}",
+        OptionName::KvDiskType.with("q8_0"),
+        OptionName::Exact,
+        OptionName::KvType
+    )]
     NotF16,
     #[error("{}: other users may read the key: run `chmod 600` on it", path.display())]
     OthersMayReadKey { path: PathBuf },

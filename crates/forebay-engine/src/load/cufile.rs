@@ -1,6 +1,7 @@
 //! Loads weights to a GPU with cuFile, NVIDIA's library. Threads ask cuFile for spans of files, which it writes
 //! straight to their final addresses. It bypasses the page cache and does not verify checksums.
 
+use forebay_options::OptionName;
 use std::io;
 use std::sync::Arc;
 
@@ -123,16 +124,22 @@ pub(super) fn choose(
     match wanted {
         CuFileUse::Never => Ok(Err(String::new())),
         CuFileUse::Always if files.is_coded() => Err(EngineError::BadOption {
-            name: "--io",
+            name: OptionName::Io,
             value: NAME.to_owned(),
-            expected: "cuFile cannot decode the blocks of this pack: use another --io, or a pack made with --codec compact or none".to_owned(),
+            expected: format!(
+                "cuFile cannot decode the blocks of this pack: use another {}, or a pack made with {} or none",
+                OptionName::Io,
+                OptionName::Codec.with("compact")
+            ),
         }),
         CuFileUse::Always if files.is_checked() => Err(EngineError::BadOption {
-            name: "--io",
+            name: OptionName::Io,
             value: NAME.to_owned(),
-            expected:
-                "cuFile cannot verify the checksums of a pack: add --no-verify, or use another --io"
-                    .to_owned(),
+            expected: format!(
+                "cuFile cannot verify the checksums of a pack: add {}, or use another {}",
+                OptionName::NoVerify,
+                OptionName::Io
+            ),
         }),
         CuFileUse::Always => Ok(Ok(found.map(|found| found.requests).unwrap_or_default())),
         CuFileUse::WhereFaster => {

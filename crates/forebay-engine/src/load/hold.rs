@@ -1,6 +1,7 @@
 //! Weights in memory for use by a caller outside this crate. Every tensor has an address for as long as the caller
 //! keeps the weights.
 
+use forebay_options::OptionName;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -138,7 +139,7 @@ impl DeviceRequest {
 
 pub(super) fn pinned_bytes_is(given: usize, least: usize) -> EngineError {
     EngineError::BadOption {
-        name: "pinned_bytes",
+        name: OptionName::PinnedBytes,
         value: given.to_string(),
         expected: format!("at least {least} are needed"),
     }
@@ -161,7 +162,7 @@ pub fn hold(
     let catalog = Catalog::open_weights(path)?;
     if catalog.pack.is_none() && !request.verify {
         return Err(EngineError::BadOption {
-            name: "verify",
+            name: OptionName::Verify,
             value: "off".into(),
             expected: "only packs (.fbay) have checksums, and this is none".into(),
         });

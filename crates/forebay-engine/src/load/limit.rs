@@ -1,5 +1,6 @@
 //! Limits of the disk and the page cache, measured in the same run as the load that is compared with them.
 
+use forebay_options::OptionName;
 use std::num::NonZero;
 use std::time::Duration;
 
@@ -201,7 +202,7 @@ impl LoadLimit {
         let cached_bytes = if cold { 0 } else { files.cached_bytes()?.0 };
         self.measure_disk(files, cached_bytes, runs.len())?;
         if self.beside == Beside::Nothing {
-            self.why = "not measured, as --no-limit asks".to_owned();
+            self.why = format!("not measured, as {} asks", OptionName::NoLimit);
             return Ok(());
         }
         if runs.iter().any(|run| run.statistics.cached_bytes > 0) {

@@ -20,6 +20,7 @@ mod request;
 #[cfg(feature = "cuda")]
 mod ring;
 
+use forebay_options::OptionName;
 use std::path::{Path, PathBuf};
 
 use forebay_format::Catalog;
@@ -230,7 +231,7 @@ pub fn load(
     let checks = Checks::requested(&catalog, request.verify)?;
     if request.decode && catalog.tensors().iter().all(|tensor| tensor.ty.compact().is_none()) {
         return Err(EngineError::BadOption {
-            name: "decode",
+            name: OptionName::Decode,
             value: "on".into(),
             expected: format!("{} has no compact weights", model.display()),
         });

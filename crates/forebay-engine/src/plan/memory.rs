@@ -82,8 +82,11 @@ mod tests {
             };
             assert_eq!(largest_context, expected, "{free_bytes}");
             let words = error.to_string();
-            let advice = expected.map(|most| format!("a --ctx of at most {most}, "));
-            assert!(words.contains(advice.as_deref().unwrap_or("give a smaller --ram")), "{words}");
+            let advice = expected.map(|most| format!("a context of at most {most}, "));
+            assert!(
+                words.contains(advice.as_deref().unwrap_or("give a smaller budget of RAM")),
+                "{words}"
+            );
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Keeps the parts of a source that are not tensors, and puts the source's files together again.
 
+use forebay_options::OptionName;
 use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -130,8 +131,10 @@ pub fn restore_gguf(catalog: &Catalog) -> Result<RestoredFile, FormatError> {
     let (Some(pack), Source::Gguf(metadata)) = (&catalog.pack, &catalog.source) else {
         return Err(refuse(
             catalog,
-            "it was not packed from GGUF; a pack of a Hugging Face folder is written back with \
-             --to-huggingface",
+            format!(
+                "it was not packed from GGUF; a pack of a Hugging Face folder is written back with {}",
+                OptionName::ToHuggingFace
+            ),
         ));
     };
     let headers = headers(pack);
@@ -172,8 +175,10 @@ pub fn restore_hugging_face(
     let (Some(pack), Source::HuggingFace(_)) = (&catalog.pack, &catalog.source) else {
         return Err(refuse(
             catalog,
-            "it was not packed from a Hugging Face folder; a pack of a GGUF file is written back \
-             with --to-gguf",
+            format!(
+                "it was not packed from a Hugging Face folder; a pack of a GGUF file is written back with {}",
+                OptionName::ToGguf
+            ),
         ));
     };
     let mut files = Vec::new();
@@ -226,7 +231,7 @@ fn restored(
     Ok(RestoredFile { name, bytes: document.source_bytes, header, spans })
 }
 
-fn refuse(catalog: &Catalog, why: &str) -> FormatError {
+fn refuse(catalog: &Catalog, why: impl Into<String>) -> FormatError {
     let path = catalog.files.first().cloned().unwrap_or_default();
-    FormatError::Restore { path, why: why.to_owned() }
+    FormatError::Restore { path, why: why.into() }
 }

@@ -1,5 +1,6 @@
 //! The results of an assessment.
 
+use forebay_options::OptionName;
 use serde::Serialize;
 
 use super::locality::Locality;
@@ -126,7 +127,10 @@ impl Assessment {
                 true => self.path.clone(),
                 false => format!("'{}'", self.path.replace('\'', "'\\''")),
             };
-        Some((format!("forebay run {quoted} --ram {mebibytes}MiB"), why))
+        Some((
+            format!("forebay run {quoted} {}", OptionName::Ram.with(format!("{mebibytes}MiB"))),
+            why,
+        ))
     }
 
     /// Returns true if the recording was long enough, and of a trained model.

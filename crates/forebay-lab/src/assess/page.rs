@@ -56,7 +56,7 @@ pub fn prefix_page(assessment: &PrefixAssessment) -> String {
 
 /// What the numbers of a prefix cache mean.
 const PREFIX_NOTE: &str = "Requests are replayed one after the other, and every prompt is held afterwards as far as it fits. Blocks have 16 \
-    positions, and a prompt's last token is always computed. forebay is the policy of --kv-ram, lru evicts what was used longest \
+    positions, and a prompt's last token is always computed. forebay is the policy of the RAM for keys and values, lru evicts what was used longest \
     ago, and belady knows the future. Layers with a window are taken to keep what a hit needs.";
 
 fn head(models: &[Assessment]) -> String {

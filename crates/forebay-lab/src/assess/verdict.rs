@@ -4,6 +4,7 @@ use super::assessment::{Assessment, COMFORTABLE_HIT_RATE, GOOD_HIT_RATE, Section
 use super::predict::{Prediction, Predictions};
 use super::sweep::PolicyCurve;
 use crate::page::{bytes, percent};
+use forebay_options::OptionName;
 
 /// Share of the experts at which models are compared.
 const QUARTER: f64 = 0.25;
@@ -44,9 +45,11 @@ fn is_sound(assessment: &Assessment) -> Result<(), String> {
         let plural =
             |count, one: &str| format!("{count} {one}{}", if count == 1 { "" } else { "s" });
         return Err(format!(
-            "{} after {} are too few. Give at least {TOKENS_MIN} after {PROMPTS_MIN} prompts: --tokens, --prompts.",
+            "{} after {} are too few. Give at least {TOKENS_MIN} after {PROMPTS_MIN} prompts: {}, {}.",
             plural(tokens, "generated token"),
-            plural(prompts, "prompt")
+            plural(prompts, "prompt"),
+            OptionName::Tokens,
+            OptionName::Prompts
         ));
     }
     if locality.token_overlap <= ABOVE_CHANCE * locality.chance_overlap {

@@ -1,6 +1,7 @@
 //! Errors and the progress callback of [`super::synthesize`].
 
 use forebay_format::FormatError;
+use forebay_options::OptionName;
 use forebay_store::OutputError;
 
 use super::recipe::Recipe;
@@ -24,9 +25,9 @@ pub enum SynthError {
         "{shape} has {experts} experts in a layer; {used} of them cannot be used for a token, choose 1 to {most}"
     )]
     ExpertsUsed { shape: &'static str, experts: u32, used: u32, most: u32 },
-    #[error("{shape} has no experts: leave --experts-used out")]
+    #[error("{shape} has no experts: leave {} out", OptionName::ExpertsUsed)]
     NoExperts { shape: &'static str },
-    #[error("{shape} has no layer for multi-token prediction: leave --mtp out")]
+    #[error("{shape} has no layer for multi-token prediction: leave {} out", OptionName::Mtp)]
     NoMtp { shape: &'static str },
     #[error("interrupted; the unfinished file was removed")]
     Interrupted,

@@ -1,6 +1,7 @@
 //! Reads and writes the trace file: JSON lines, compressed with zstd. `docs/io-trace.md` describes
 //! it.
 
+use forebay_options::OptionName;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 
@@ -150,7 +151,7 @@ pub struct Trace {
 pub enum TraceError {
     #[error("cannot be read: {0}")]
     Io(#[from] std::io::Error),
-    #[error("is not an I/O trace, the file that --trace-io writes")]
+    #[error("is not an I/O trace, the file that {} writes", OptionName::TraceIo)]
     NotATrace,
     #[error("is not an I/O trace, or a damaged one: {0}")]
     Damaged(String),

@@ -116,7 +116,7 @@ static OPTIONS: Form = Form {
             harmless(
                 "num_ctx",
                 "4096",
-                "--ctx decides the length of the context; a prompt that is too long is refused",
+                "the server decides the length of the context; a prompt that is too long is refused",
             ),
             harmless("num_keep", "4", "the context is never shifted"),
             harmless("num_batch", "512", MACHINE),
@@ -151,7 +151,7 @@ pub static OLLAMA_EMBED: Form = Form {
         harmless(
             "options",
             r#"{"num_ctx":4096}"#,
-            "nothing is sampled, and --ctx decides the length of the context",
+            "nothing is sampled, and the server decides the length of the context",
         ),
     ]],
 };

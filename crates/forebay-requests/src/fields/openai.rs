@@ -208,7 +208,7 @@ static VLLM: [Field; 18] = [
         "the tokenizer and the template decide it",
     ),
     harmless("priority", "0", ORDER),
-    harmless("cache_salt", r#""s""#, "--share-prefixes decides who shares prompts"),
+    harmless("cache_salt", r#""s""#, "the server decides who shares prompts"),
     harmless("kv_transfer_params", "{}", "there is one server"),
     refused("logits_processors", r#"["x"]"#, "this server runs no code of clients"),
     refused("vllm_xargs", r#"{"a":1}"#, "this server has no plugins"),

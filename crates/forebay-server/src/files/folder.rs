@@ -3,6 +3,7 @@
 //! Names are ids that the server made. A file is written under a temporary name, flushed to the disk and renamed, so that it
 //! is whole or absent. A lock keeps a second server out.
 
+use forebay_options::OptionName;
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
@@ -22,15 +23,17 @@ use crate::stream;
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error(
-        "there is no room: the files of this server may have {} in all (--files-size)",
-        at_most(*most)
+        "there is no room: the files of this server may have {} in all ({})",
+        at_most(*most),
+        OptionName::FilesSize
     )]
     NoRoom { most: u64 },
     #[error(
         "there is no room: the files of your key may have {} in all. The server has {keys} keys, and each may use an equal \
-         part of {} (--files-size)",
+         part of {} ({})",
         at_most(*most),
-        at_most(*all)
+        at_most(*all),
+        OptionName::FilesSize
     )]
     NoRoomForKey { most: u64, keys: u64, all: u64 },
     #[error("{path}: {source}", path = path.display())]

@@ -1,5 +1,6 @@
 //! The files and batches of clients, which stay when the server ends.
 
+use forebay_options::OptionName;
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::PathBuf;
@@ -87,13 +88,18 @@ impl Storage {
         if let Some(disk) = &*disk {
             return Ok(disk.clone());
         }
-        let unusable = |why: &str| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why);
-        let folder = self.options.folder.as_ref().ok_or_else(|| {
-            unusable("this server has no folder for files: start it with --files DIR")
-        })?;
+        let unusable = |why: &str, start: &str| {
+            let why = format!("{why}: {start} with {}", OptionName::Files.with("DIR"));
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why)
+        };
+        let folder = self
+            .options
+            .folder
+            .as_ref()
+            .ok_or_else(|| unusable("this server has no folder for files", "start it"))?;
         let room = Room { most: self.options.bytes_max, keys: self.keys as u64 };
         let folder = Folder::open(folder, room)?.ok_or_else(|| {
-            unusable("another server uses the folder for files: start this one with --files DIR")
+            unusable("another server uses the folder for files", "start this one")
         })?;
         let opened = Arc::new(Disk::open(folder, self.changed.clone())?);
         *disk = Some(opened.clone());

@@ -1,5 +1,6 @@
 //! Uploads: forms whose file goes to the disk as it comes.
 
+use forebay_options::OptionName;
 use std::error::Error as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -145,7 +146,8 @@ async fn write(
             piece.extend_from_slice(more);
         }
         if incoming.bytes() + piece.len() as u64 > bytes_max {
-            let why = format!("the file has more than {} (--file-size)", at_most(bytes_max));
+            let why =
+                format!("the file has more than {} ({})", at_most(bytes_max), OptionName::FileSize);
             return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why));
         }
         if piece.len() >= PIECE_BYTES || (more.is_none() && !piece.is_empty()) {

@@ -1,5 +1,6 @@
 //! Downloads, copies and removals of models in the form of Ollama.
 
+use forebay_options::OptionName;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -53,8 +54,11 @@ impl Named {
 }
 
 fn library(app: &App) -> Result<Library, ApiError> {
-    let why = "this server has no library: start it with --models DIR, or without a model";
-    app.models.library().ok_or_else(|| ApiError::new(StatusCode::NOT_IMPLEMENTED, why))
+    app.models.library().ok_or_else(|| {
+        let start = OptionName::Models.with("DIR");
+        let why = format!("this server has no library: start it with {start}, or without a model");
+        ApiError::new(StatusCode::NOT_IMPLEMENTED, why)
+    })
 }
 
 fn not_pulled(error: PullError) -> ApiError {

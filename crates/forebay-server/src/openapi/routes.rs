@@ -30,7 +30,7 @@ pub fn document() -> OpenApi {
     ollama_models(&mut parts);
     let mut key = Http::new(HttpAuthScheme::Bearer);
     key.description = Some(
-        "A key of --api-key-file, also as X-Api-Key. A server without that option needs none"
+        "One of the server's API keys, also as X-Api-Key. A server without keys needs none"
             .to_owned(),
     );
     let components = ComponentsBuilder::new()
@@ -81,7 +81,7 @@ fn server(parts: &mut Parts) {
         .route(Get, "/plan", Server, "The planner's report of each loaded model")
         .query("model", "Name of the only model to report")
         .errors(&[400, 404])
-        .answers(&[(JSON, "models, each with the keys of forebay plan --json")]);
+        .answers(&[(JSON, "models, each with the keys that `forebay plan` gives as JSON")]);
     parts.route(Get, "/openapi.json", Server, "This document").answers(&[(JSON, "the document")]);
 }
 

@@ -1,5 +1,6 @@
 //! Errors of output files: refusals and failed writes.
 
+use forebay_options::OptionName;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
@@ -8,7 +9,11 @@ use forebay_format::{at_least, at_most, in_words};
 /// An error of an output file. Every message names the path as the caller gave it.
 #[derive(Debug, thiserror::Error)]
 pub enum OutputError {
-    #[error("{}: exists already: choose another name, or replace it with --force", path.display())]
+    #[error(
+        "{}: exists already: choose another name, or replace it with {}",
+        path.display(),
+        OptionName::Force
+    )]
     Exists { path: PathBuf },
     #[error(
         "{}: is the same file as {}, which this command reads: choose another name",

@@ -3,6 +3,7 @@
 //! Bytes that stay as they are in the file go through pinned memory. Weights that are converted, and slices of compact weights,
 //! are decoded in host memory, a few tensors at a time, and copied from there.
 
+use forebay_options::OptionName;
 use std::ops::ControlFlow;
 use std::sync::{Arc, PoisonError};
 
@@ -31,7 +32,7 @@ pub(crate) fn hold_chosen(
     let runs = unchanged().fold(0_u64, |sum, it| sum.saturating_add(it.count));
     if runs > RUNS_MAX {
         return Err(EngineError::BadOption {
-            name: "slices",
+            name: OptionName::Slices,
             value: format!("{runs} runs of bytes"),
             expected: format!(
                 "a load to a GPU copies at most {RUNS_MAX}: load to the CPU, or slice an outer dimension"

@@ -1,5 +1,6 @@
 //! What is read of a chosen tensor, and what becomes of it.
 
+use forebay_options::OptionName;
 use std::ops::Range;
 
 use forebay_format::{StoredTensor, StoredType, TensorType, WeightsTable, can_dequantize};
@@ -76,7 +77,7 @@ impl Planned {
         to_f32: bool,
     ) -> Result<Planned, EngineError> {
         let refused = |why: &str, slice: DimensionSlice| EngineError::BadOption {
-            name: "slices",
+            name: OptionName::Slices,
             value: format!(
                 "{}:{} of dimension {} of tensor {:?}",
                 slice.start, slice.stop, slice.dimension, tensor.name
@@ -115,7 +116,7 @@ impl Planned {
         let runs = runs.map_err(|why| match slice {
             Some(slice) => refused(why, slice),
             None => EngineError::BadOption {
-                name: "tensors",
+                name: OptionName::Tensors,
                 value: format!("{:?}", tensor.name),
                 expected: why.into(),
             },

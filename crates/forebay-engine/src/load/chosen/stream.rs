@@ -1,5 +1,6 @@
 //! Chosen tensors one after the other, with bounded memory. A thread reads ahead.
 
+use forebay_options::OptionName;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -132,7 +133,7 @@ impl TensorStream {
         };
         let thread = thread::Builder::new().name("tensor-stream".into()).spawn(read);
         let thread = thread.map_err(|error| EngineError::BadOption {
-            name: "threads",
+            name: OptionName::Threads,
             value: "0".into(),
             expected: format!("no thread could be started: {error}"),
         })?;
@@ -241,7 +242,7 @@ fn batches(
         let (slot_bytes, wanted) = (opened.slot_bytes(&planned, request), planned.wanted_bytes());
         if slot_bytes.saturating_add(staging) > budget {
             return Err(EngineError::BadOption {
-                name: "budget",
+                name: OptionName::Budget,
                 value: at_most(budget),
                 expected: format!(
                     "tensor {:?} alone needs {}",
