@@ -15,7 +15,6 @@ import pytest
 import safetensors
 import safetensors.numpy
 from conftest import BITS, fixtures, raw_bytes, write_safetensors
-from forebay._errors import in_arguments
 from forebay._load import bytes_of
 
 
@@ -319,25 +318,6 @@ def test_phases_of_a_load_reach_the_logger(random_file, caplog):
     phases = [record.message for record in caplog.records if record.levelname == "DEBUG"]
     assert any("open_files" in line for line in phases)
     assert any(re.search(r"fill\{bytes=\d+ .*time\.busy=[0-9.]+(ns|µs|ms|s)", line) for line in phases), phases
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("--kv-ram must not be 0", "kv_ram must not be 0"),
-        ("give --ctx 4096, or --ram 8GiB.", 'give context=4096, or ram="8GiB".'),
-        ("needs --mtp on: a model", "needs mtp=True: a model"),
-        ("(--device cuda:1)", '(device="cuda:1")'),
-        ("--ram 1.5GiB is", 'ram="1.5GiB" is'),
-        ("--ram is too small", "ram is too small"),
-        ("--no-cpu-experts prevents it", "cpu_experts=False prevents it"),
-        ("/tmp/a--b/model: no such file", "/tmp/a--b/model: no such file"),
-        ("a -- b --- c", "a -- b --- c"),
-        ("run it (forebay run --ram 8GiB), or --vram", "run it (forebay run --ram 8GiB), or vram"),
-    ],
-)
-def test_errors_name_arguments_and_not_options_of_the_command_line(words, told):
-    assert in_arguments(words) == told
 
 
 @pytest.mark.parametrize("size", ["8", " 8 ", "1.5", "-1", "GiB", "8 XiB", -1, True, None])

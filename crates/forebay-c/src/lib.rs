@@ -5,6 +5,7 @@
 
 mod dlpack;
 mod load;
+mod option_names;
 mod out_parameters;
 mod registry;
 mod status;
@@ -75,6 +76,7 @@ thread_local! {
 
 /// Runs the body of a call and turns a panic into a status.
 fn guarded(words: impl FnOnce(&str), body: impl FnOnce() -> Result<(), Failure>) -> Status {
+    option_names::use_fields();
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => status::OK,
         Ok(Err(failure)) => {

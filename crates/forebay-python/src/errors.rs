@@ -13,14 +13,11 @@ use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-/// Returns an exception of a class of `forebay._errors`. Options of the command line in its words become arguments.
+/// Returns an exception of a class of `forebay._errors`.
 pub fn raise(py: Python<'_>, class: &str, words: String) -> PyErr {
-    let made = py.import("forebay._errors").and_then(|module| {
-        let words = module.getattr("in_arguments")?.call1((words,))?.unbind();
-        Ok((module.getattr(class)?.cast_into::<PyType>()?, words))
-    });
-    match made {
-        Ok((class, words)) => PyErr::from_type(class, words),
+    let found = py.import("forebay._errors").and_then(|module| module.getattr(class));
+    match found.and_then(|class| Ok(class.cast_into::<PyType>()?)) {
+        Ok(class) => PyErr::from_type(class, words),
         Err(error) => error,
     }
 }

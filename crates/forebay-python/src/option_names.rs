@@ -32,6 +32,7 @@ fn argument(option: OptionName) -> Option<&'static str> {
         OptionName::Slices => "slices",
         OptionName::Tensors => "names",
         OptionName::Threads => "threads",
+        OptionName::TraceRouting => "trace",
         OptionName::Tokens => "tokens",
         OptionName::Verify => "verify",
         OptionName::Vram => "vram",
@@ -43,6 +44,7 @@ fn with_value(name: &str, value: &str) -> String {
     match value {
         "on" => format!("{name}=True"),
         "off" => format!("{name}=False"),
+        _ if value.bytes().all(|byte| byte.is_ascii_digit()) => format!("{name}={value}"),
         _ => format!("{name}={value:?}"),
     }
 }

@@ -109,6 +109,7 @@ const LAYERS: [(&str, &[&str]); 24] = [
     (
         "forebay-c",
         &[
+            "forebay-options",
             "forebay-dlpack",
             "forebay-format",
             "forebay-store",
