@@ -61,6 +61,10 @@ impl Pools {
         }
     }
 
+    /// Checks that rows can choose among such pools.
+    ///
+    /// # Panics
+    /// Panics if they cannot.
     pub fn check(&self) {
         let Pools { length, most, before_own, .. } = *self;
         assert!(length > 0 && most > 0 && before_own <= most, "{self:?}");

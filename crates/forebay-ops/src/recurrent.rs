@@ -18,9 +18,9 @@ pub enum DeltaRule {
     /// every value has a state of `key_dim` numbers, of which each decays by its own rate. Values alone pass through the
     /// convolution, and steps, keys and queries are products of what comes out.
     Mamba,
-    /// Lightning attention (Qin et al. 2024, "Various Lengths, Constant Speed"): the state decays by a fixed factor, of which
-    /// the rate of decay has the logarithm, and the value is added to it. The outputs of all heads
-    /// are normed together, then multiplied by `sigmoid(z)`.
+    /// Lightning attention (Qin et al. 2024, "Various Lengths, Constant Speed"): the state decays by a fixed factor, whose
+    /// logarithm is the head's rate of decay, and the value is added to it. The outputs of all heads are normed together, then
+    /// multiplied by `sigmoid(z)`.
     Lightning,
     /// A gated short convolution (LFM2), which has no keys and no state matrices: the values are multiplied by `b`, mixed by the
     /// convolution without an activation, and multiplied by `z`.
@@ -34,9 +34,9 @@ pub struct DeltaShape {
     pub key_heads: usize,
     /// A multiple of `key_heads`.
     pub value_heads: usize,
-    /// Number of elements of a key, a multiple of 8; 0 with [`DeltaRule::ShortConvolution`].
+    /// Number of elements of a key, a multiple of 8 on the CPU; 0 with [`DeltaRule::ShortConvolution`].
     pub key_dim: usize,
-    /// Number of elements of a value, a multiple of 8.
+    /// Number of elements of a value, a multiple of 8 on the CPU.
     pub value_dim: usize,
     /// Number of tokens that the convolution sees, at least 2; 1 or more with [`DeltaRule::Lightning`].
     pub convolution: usize,
@@ -84,7 +84,7 @@ impl DeltaShape {
         }
     }
 
-    /// Returns the number of numbers that are added to the steps.
+    /// Returns how many steps of decay have a number that is added to them.
     pub fn steps(&self) -> usize {
         if self.rule == DeltaRule::Lightning { 0 } else { self.value_heads * self.decay_width() }
     }
@@ -105,7 +105,7 @@ impl DeltaShape {
         self.tail_floats() + self.value_width() * self.key_dim
     }
 
-    /// Returns the number of floats of a token in the buffer that the CPU needs.
+    /// Returns the number of floats that the CPU needs for a token besides.
     pub fn scratch_floats(&self) -> usize {
         match self.rule {
             DeltaRule::Mamba | DeltaRule::ShortConvolution => self.channels(),
@@ -118,14 +118,17 @@ impl DeltaShape {
         matches!(self.rule, DeltaRule::GatedDelta | DeltaRule::KimiDelta)
     }
 
+    /// Returns the number of inputs of the convolution that a state keeps.
     pub fn tail_floats(&self) -> usize {
         (self.convolution - 1) * self.channels()
     }
 
+    /// Returns the number of value heads that a key head serves.
     pub fn values_per_key(&self) -> usize {
         self.value_heads / self.key_heads
     }
 
+    /// Returns the key head that serves a value head.
     pub fn key_head(&self, value_head: usize) -> usize {
         match self.tiled {
             true => value_head % self.key_heads,
@@ -145,6 +148,7 @@ pub struct HeadColumns {
 }
 
 impl HeadColumns {
+    /// Returns the first column of a value head, of which each has `width`.
     pub fn of_value_head(&self, shape: &DeltaShape, head: usize, width: usize) -> usize {
         let (group, inside) = (head / shape.values_per_key(), head % shape.values_per_key());
         self.first + group * self.step + inside * width

@@ -86,15 +86,12 @@ impl RecurrentFactors {
 impl Recurrent {
     /// Returns the number of channels of the convolution: queries, keys and values of all heads, or values alone.
     pub fn channels(&self) -> usize {
-        match self.rule {
-            DeltaRule::Mamba => self.value_width(),
-            _ => 2 * self.key_heads * self.key_dim + self.value_width(),
-        }
+        self.delta_shape().channels()
     }
 
     /// Returns the number of elements of a token's output before the output projection.
     pub fn value_width(&self) -> usize {
-        self.value_heads * self.value_dim
+        self.delta_shape().value_width()
     }
 
     /// Returns the logarithms of the factors by which the states of the heads of layer `index` of `layers` decay, with
@@ -107,7 +104,7 @@ impl Recurrent {
 
     /// Returns the number of inputs of the convolution that a layer keeps of the tokens before.
     pub fn tail_floats(&self) -> usize {
-        (self.convolution - 1) * self.channels()
+        self.delta_shape().tail_floats()
     }
 
     /// Returns the shape as operations have it.
@@ -134,13 +131,7 @@ impl Recurrent {
 
     /// Returns the number of factors by which a token decays the state of a head.
     pub fn decay_width(&self) -> usize {
-        match self.rule {
-            DeltaRule::GatedDelta
-            | DeltaRule::Mamba2
-            | DeltaRule::Lightning
-            | DeltaRule::ShortConvolution => 1,
-            DeltaRule::KimiDelta | DeltaRule::Mamba => self.key_dim,
-        }
+        self.delta_shape().decay_width()
     }
 
     /// Returns the number of compressed steps, keys and queries of [`DeltaRule::Mamba`] together.
@@ -165,7 +156,7 @@ impl Recurrent {
 
     /// Returns the number of floats of the state of one sequence in one layer.
     pub fn state_floats(&self) -> usize {
-        self.tail_floats() + self.matrix_floats()
+        self.delta_shape().state_floats()
     }
 
     /// Returns the shape of Kimi Delta Attention, which has as many elements of a key as of a value. `ranks` are those of the
