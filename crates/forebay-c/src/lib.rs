@@ -76,7 +76,6 @@ thread_local! {
 
 /// Runs the body of a call and turns a panic into a status.
 fn guarded(words: impl FnOnce(&str), body: impl FnOnce() -> Result<(), Failure>) -> Status {
-    option_names::use_fields();
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => status::OK,
         Ok(Err(failure)) => {

@@ -8,6 +8,7 @@ use std::path::Path;
 use forebay_engine::load::{DeviceRequest, HoldRequest, hold};
 use forebay_store::IoKind;
 
+use crate::option_names::use_fields;
 use crate::out_parameters::{bytes_of, put, put_struct, put_text};
 use crate::status::{self, Failure, Status};
 use crate::{on_thread, weights};
@@ -188,6 +189,7 @@ pub unsafe extern "C" fn forebay_load(
             // SAFETY: not null, and valid as promised.
             false => unsafe { read_options(options) }?,
         };
+        use_fields();
         let request = resolve(&options, self::device(name)?)?;
         let mut progress = |done, total| match options.progress {
             // SAFETY: the caller promises that the function may be called.

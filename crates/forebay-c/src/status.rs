@@ -95,7 +95,7 @@ impl From<StoreError> for Failure {
 impl From<EngineError> for Failure {
     fn from(error: EngineError) -> Failure {
         let words = match &error {
-            // These messages do not mention flags of the command line.
+            // What a C program can do is less than what these errors advise, and it gives bytes.
             #[cfg(feature = "cuda")]
             EngineError::Cuda(error) => error.to_string(),
             EngineError::NoCuda => "this build of the library has no CUDA support".to_owned(),

@@ -1,6 +1,5 @@
 //! Errors of a session.
 
-use forebay_options::OptionName;
 use std::path::PathBuf;
 
 use forebay_compute::ComputeError;
@@ -8,6 +7,7 @@ use forebay_compute::ComputeError;
 use forebay_cuda::{CuFileError, CudaError};
 use forebay_format::{Catalog, FormatError, at_least, at_most};
 use forebay_model::ModelError;
+use forebay_options::OptionName;
 use forebay_store::{OutputError, ReadError, StoreError};
 use forebay_stream::StreamError;
 use forebay_text::TextError;

@@ -1,11 +1,11 @@
 //! What a user may choose about a session.
 
-use forebay_options::OptionName;
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_model::{CpuOffloadRates, KvCapacity, KvInVram, SubLayerRates};
 use forebay_ops::KvType;
+use forebay_options::OptionName;
 use forebay_store::{FaultPlan, Interrupt, IoKind, IoRecorder};
 use forebay_stream::PolicyKind;
 use forebay_text::Tokenizer;

@@ -1,6 +1,5 @@
 //! Sessions: opens a model (catalog, description, device, weights, decoder) and runs it.
 
-use forebay_options::OptionName;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, ScopedJoinHandle};
@@ -10,6 +9,7 @@ use forebay_compute::{Arithmetic, Cpu, Isa, default_threads};
 use forebay_format::Catalog;
 use forebay_model::{Architecture, Decoder, ModelError, Routing, Weights};
 use forebay_ops::{KV_BLOCK, KvType, RowKind};
+use forebay_options::OptionName;
 use forebay_store::FileSet;
 use forebay_stream::{MemoryPlan, Phase, PolicyKind, Residency};
 use forebay_text::{ChatTemplate, Tokenizer};

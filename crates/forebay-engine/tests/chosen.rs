@@ -4,7 +4,6 @@
 mod loaded;
 mod support;
 
-use forebay_options::OptionName;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,6 +15,7 @@ use forebay_engine::load::{
 };
 use forebay_engine::pack::{PackOptions, pack};
 use forebay_format::{Catalog, StoredType, TensorType, WeightsTable, dequantize};
+use forebay_options::OptionName;
 use forebay_store::{FileSet, IoRecorder, OutputFile};
 use loaded::{bytes, going_on};
 use support::{fixtures, write_safetensors};

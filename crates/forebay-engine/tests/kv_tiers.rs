@@ -5,7 +5,6 @@
 mod requests;
 mod support;
 
-use forebay_options::OptionName;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -18,6 +17,7 @@ use forebay_engine::{
     Engine, EngineError, KvCacheType, KvDisk, KvDiskFaults, KvDiskOperation, KvDiskOptions,
     KvDiskStore, KvDiskType, Session, SessionOptions,
 };
+use forebay_options::OptionName;
 use requests::Answer;
 use support::{fixture, models};
 use tempfile::TempDir;

@@ -2,7 +2,6 @@
 
 mod support;
 
-use forebay_options::OptionName;
 use std::fs;
 use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
@@ -13,6 +12,7 @@ use forebay_engine::{Checks, EngineError, Session, SessionOptions};
 use forebay_format::pack::{BlockKind, parse_pack_bytes};
 use forebay_format::{Catalog, Extent, FileIndex, TensorInfo};
 use forebay_model::{Architecture, Weights};
+use forebay_options::OptionName;
 use forebay_store::{
     Arena, BlockLabel, BlockLayout, BlockRead, EngineOptions, FaultKind, FaultPlan, FileSet,
     IoKind, LoadItem, LoadOptions, Loaded, Loader, OutputFile, Priority, ReadError, SlotBuffer,

@@ -1,6 +1,5 @@
 //! Tensors of packs, and ranges of them, are those of the source: plain, compact and coded, stacks, and as f32.
 
-use forebay_options::OptionName;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +13,7 @@ use forebay_engine::load::{
 use forebay_engine::pack::{Codec, PackOptions, pack};
 use forebay_format::{StoredType, TensorType, WeightsTable, dequantize};
 use forebay_lab::synth::{SynthOptions, synthesize};
+use forebay_options::OptionName;
 use forebay_store::{IoRecorder, OutputFile};
 
 #[path = "../../forebay-engine/tests/support/loaded.rs"]

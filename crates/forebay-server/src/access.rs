@@ -1,6 +1,5 @@
 //! Who may use the server.
 
-use forebay_options::OptionName;
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,6 +9,7 @@ use axum::http::header::{AUTHORIZATION, HOST, ORIGIN};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use forebay_options::OptionName;
 use rustix::system::uname;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;

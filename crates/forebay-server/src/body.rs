@@ -1,6 +1,5 @@
 //! The bytes of a request.
 
-use forebay_options::OptionName;
 use std::sync::Arc;
 
 use axum::RequestExt as _;
@@ -11,6 +10,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
 use forebay_format::at_most;
+use forebay_options::OptionName;
 use forebay_requests::fields::Form;
 use futures_util::StreamExt as _;
 use serde::de::DeserializeOwned;

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter::Peekable;
+use std::ops::Range;
 
 use super::files::Repository;
 use super::scan::{matching_brace, words};
@@ -161,20 +162,28 @@ impl Crate {
     }
 }
 
-/// Returns the code with blanks in place of modules marked `#[cfg(test)]`, whether declared or with a body.
-pub(super) fn without_tests(code: &str) -> String {
-    let mut code = code.to_owned();
-    while let Some(start) = code.find("#[cfg(test)]") {
-        let behind = &code[start..];
-        let end = match behind.find(['{', ';']) {
-            Some(at) if behind.as_bytes()[at] == b'{' => matching_brace(&code, start + at),
-            Some(at) => start + at + 1,
+/// Returns where modules marked `#[cfg(test)]` are, whether declared or with a body.
+pub(super) fn tests_of(code: &str) -> Vec<Range<usize>> {
+    let (mut found, mut done) = (Vec::new(), 0);
+    while let Some(start) = code[done..].find("#[cfg(test)]").map(|at| done + at) {
+        let end = match code[start..].find(['{', ';']).map(|at| start + at) {
+            Some(at) if code.as_bytes()[at] == b'{' => matching_brace(code, at),
+            Some(at) => at + 1,
             None => code.len(),
         };
-        let end = end.min(code.len());
-        code.replace_range(start..end, &" ".repeat(end - start));
+        done = end.min(code.len());
+        found.push(start..done);
     }
-    code
+    found
+}
+
+/// Returns the code with blanks in place of its tests.
+fn without_tests(code: &str) -> String {
+    let mut without = code.to_owned();
+    for range in tests_of(code) {
+        without.replace_range(range.clone(), &" ".repeat(range.len()));
+    }
+    without
 }
 
 /// Returns the names of the modules that `mod NAME;` declares.

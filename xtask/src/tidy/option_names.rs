@@ -1,7 +1,7 @@
 //! Libraries name no flags of the command line: their messages say which option is meant, and each program gives it a name.
 
 use super::Finding;
-use super::cycles::without_tests;
+use super::cycles::tests_of;
 use super::files::Repository;
 use super::scan::RustSource;
 
@@ -25,12 +25,12 @@ pub fn check(repository: &Repository, findings: &mut Vec<Finding>) {
 
 /// Returns the flags in literals outside of tests, with their lines.
 fn flags(source: &RustSource) -> Vec<(usize, String)> {
-    let code = without_tests(&source.code);
+    let tests = tests_of(&source.code);
     let mut found = Vec::new();
     for (at, _) in source.text.match_indices("--") {
-        // A literal has blanks in both other views. Tests have blanks in this view of the code, too.
+        // A literal has blanks in both other views.
         let is = |view: &str| view.as_bytes()[at..at + 2].iter().any(|byte| *byte != b' ');
-        if is(&source.code) || is(&source.comments) || is_in_tests(source, &code, at) {
+        if is(&source.code) || is(&source.comments) || tests.iter().any(|test| test.contains(&at)) {
             continue;
         }
         let before = source.text[..at].chars().next_back();
@@ -44,12 +44,6 @@ fn flags(source: &RustSource) -> Vec<(usize, String)> {
         }
     }
     found
-}
-
-/// Returns true if a place is in code of tests: its line has code that the view without tests lacks, or follows such a line.
-fn is_in_tests(source: &RustSource, code: &str, at: usize) -> bool {
-    let lines = |text: &str| text[..at].rfind(|c: char| !c.is_whitespace());
-    lines(&source.code) != lines(code)
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@
 
 use std::ops::Range;
 
+use forebay_ops::{ChosenKeys, KV_BLOCK, Pools};
+
 use super::AttentionRun;
 use super::prompt::STRIP;
 use super::scores::{Largest, Score, take_heads, transpose};
@@ -16,7 +18,6 @@ use crate::buffer::SharedSlice;
 use crate::cpu::Cpu;
 use crate::kv::{HeadRows, KvCache, widen};
 use crate::simd::{LANES, dispatch};
-use forebay_ops::{ChosenKeys, KV_BLOCK, Pools};
 
 /// Number of scores of one list in a task, a multiple of [`KV_BLOCK`].
 const SHARE: usize = 256;

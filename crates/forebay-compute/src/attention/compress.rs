@@ -8,13 +8,14 @@
 //! An entry is computed by the pass with its last position, from what the cache holds. So it is the same however the positions were
 //! divided into passes, and it needs no state beside the cache.
 
+use forebay_ops::KV_BLOCK;
+
 use super::AttentionRun;
 use super::pooled::GatedMean;
 use crate::cpu::Cpu;
 use crate::kv::{KvCache, KvShape, widen};
 use crate::ops::RopeTable;
 use crate::simd::{LANES, dispatch};
-use forebay_ops::KV_BLOCK;
 
 /// Parameters of one compression.
 #[derive(Debug, Clone, Copy)]

@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use forebay_ops::KV_BLOCK;
+
 use super::choice::RowChoice;
 use super::choice::RowLists;
 use super::{Attention, AttentionRun};
@@ -10,7 +12,6 @@ use crate::cpu::Cpu;
 use crate::kv::{KvCache, Read, with_rows};
 use crate::pool::tasks_at_once;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
-use forebay_ops::KV_BLOCK;
 
 /// Number of positions in a chunk: 64 KiB of half-precision rows of 128 elements, which take some
 /// microseconds.

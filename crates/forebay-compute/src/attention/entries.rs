@@ -7,12 +7,13 @@
 
 use std::ops::Range;
 
+use forebay_ops::{ChosenKeys, KV_BLOCK};
+
 use super::decode::{CHUNK, ChunkWork, blocks_of, join, part_len, scale_queries};
 use super::{Attention, AttentionRun};
 use crate::cpu::Cpu;
 use crate::kv::{KvCache, widen};
 use crate::ops::share;
-use forebay_ops::{ChosenKeys, KV_BLOCK};
 
 /// Most heads of a task. More share the work of bringing keys together, and fewer keep more threads busy.
 const HEADS: usize = 16;

@@ -1,11 +1,12 @@
 //! Compressed entries, their choice and attention over them, compared with the formulas in f64.
 
+use forebay_ops::{ChosenKeys, KV_BLOCK, KvType, Pools, RowKind};
+
 use super::{Attention, AttentionRun, Compression, Entries, EntryScratch, KeyChoice, PoolScores};
 use crate::cpu::Cpu;
 use crate::kv::{KvCache, KvLayer, KvShape};
 use crate::ops::{RopeConfig, RopeLayout, RopeScaling, RopeTable};
 use crate::testing::{cpus, random};
-use forebay_ops::{ChosenKeys, KV_BLOCK, KvType, Pools, RowKind};
 
 const DIM: usize = 40;
 const HEADS: usize = 18;

@@ -24,13 +24,13 @@ pub use choice::{KeyChoice, PoolScores};
 pub use compress::{Compression, EntryScratch};
 pub(crate) use decode::CHUNK;
 pub use entries::Entries;
+use forebay_ops::{ChosenKeys, KV_BLOCK, RowKind};
 pub use pooled::KeyPool;
 pub use relative::RelativeBias;
 
 use self::choice::RowLists;
 use crate::cpu::Cpu;
 use crate::kv::KvCache;
-use forebay_ops::{ChosenKeys, KV_BLOCK, RowKind};
 
 /// Parameters of one attention operation: the cached positions that each query sees, and the form
 /// of the scores.

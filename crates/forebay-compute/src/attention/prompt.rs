@@ -8,13 +8,14 @@
 //! Scores are kept transposed, with the rows across the lanes. Then only the queries need
 //! transposing, once per task, and the softmax works lane by lane without sums across a vector.
 
+use forebay_ops::KV_BLOCK;
+
 use super::{Attention, AttentionRun};
 use crate::buffer::SharedSlice;
 use crate::cpu::Cpu;
 use crate::kv::{HeadRows, KvCache, widen};
 use crate::pool::tasks_at_once;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
-use forebay_ops::KV_BLOCK;
 
 /// Number of rows in a strip: three vectors. Three vectors times four keys fill twelve of the
 /// sixteen registers.

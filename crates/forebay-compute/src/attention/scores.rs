@@ -1,8 +1,9 @@
 //! Kernels of the scores by which rows choose keys.
 
+use forebay_ops::KV_BLOCK;
+
 use super::prompt::{KEY_BLOCK, STRIP, score_block};
 use crate::simd::{Kernel, LANES, Simd};
-use forebay_ops::KV_BLOCK;
 
 /// Copies the largest products `[pools, strips, STRIP]` of the heads to scores `[heads, share]`.
 pub(super) fn take_heads(

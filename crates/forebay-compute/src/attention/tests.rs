@@ -1,12 +1,13 @@
 //! Comparison of both kernels with plain f64 attention.
 
+use forebay_ops::{ChosenKeys, KV_BLOCK, KvType, Pools, RowKind};
+
 use super::choice::RowLists;
 use super::{Attention, AttentionRun, RelativeBias, decode, prompt};
 use crate::cpu::{Arithmetic, Cpu, Isa};
 use crate::kv::tests::stored;
 use crate::kv::{KvCache, KvLayer, KvShape};
 use crate::testing::{cpus, random};
-use forebay_ops::{ChosenKeys, KV_BLOCK, KvType, Pools, RowKind};
 
 /// A problem, its inputs, and a cache filled with them.
 struct Case {

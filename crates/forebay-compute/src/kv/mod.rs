@@ -8,6 +8,7 @@ mod rows;
 #[cfg(test)]
 pub(crate) mod tests;
 
+use forebay_ops::{KV_BLOCK, KvType};
 pub(crate) use rows::{HeadRows, Read, widen, with_rows};
 
 use self::rows::{BLOCK, Elements};
@@ -15,7 +16,6 @@ use crate::attention::CHUNK;
 use crate::cpu::Cpu;
 use crate::error::ComputeError;
 use crate::simd::LANES;
-use forebay_ops::{KV_BLOCK, KvType};
 
 /// Returns the size in bytes of one row of `dim` elements, padded to whole vectors or blocks.
 /// Returns `None` if that does not fit 64 bits.

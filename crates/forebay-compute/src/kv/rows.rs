@@ -3,7 +3,6 @@
 use crate::buffer::Buffer;
 use crate::cpu::Cpu;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
-use forebay_ops::KvType;
 
 /// Number of elements that share a scale.
 pub(super) const BLOCK: usize = 32;
@@ -56,6 +55,7 @@ macro_rules! with_rows {
         }
     }};
 }
+use forebay_ops::KvType;
 pub(crate) use with_rows;
 
 /// A run of rows that kernels read in vectors of eight elements.

@@ -24,6 +24,7 @@ mod task;
 mod types;
 
 use forebay_format::{TensorType, can_dequantize};
+use forebay_ops::RowKind;
 
 pub use activations::Activations;
 pub(crate) use task::Workspace;
@@ -31,7 +32,6 @@ use task::{ChunkRows, Kernel, Plan};
 use types::{ActivationForm, activation_form};
 
 use crate::cpu::{Arithmetic, Cpu, Isa};
-use forebay_ops::RowKind;
 
 /// A matrix of weights: `rows` rows of `cols` elements, encoded as `ty`.
 #[derive(Clone, Copy)]

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use forebay_format::TensorType;
+use forebay_ops::RowKind;
 
 use super::aligned::AlignedVec;
 use super::portable::BlockScales;
 use super::{Activations, MatmulJob};
 use crate::pool::Pool;
-use forebay_ops::RowKind;
 
 /// A function that computes `rows` of a task for all its tokens.
 ///

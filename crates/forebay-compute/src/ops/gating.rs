@@ -1,9 +1,10 @@
 //! Gated activations of feed-forward layers, which combine the gate and up projections.
 
+use forebay_ops::Gating;
+
 use super::share;
 use crate::cpu::Cpu;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
-use forebay_ops::Gating;
 
 impl Cpu {
     /// Computes `gate = gating(gate, up)` element by element. Without a gate, both are to be the same values; see

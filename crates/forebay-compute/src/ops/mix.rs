@@ -1,9 +1,10 @@
 //! Mixing of adjacent elements by a Hadamard matrix, which spreads outliers before keys and values are rounded.
 
+use forebay_ops::KvType;
+
 use super::share;
 use crate::cpu::Cpu;
 use crate::kv::KvShape;
-use forebay_ops::KvType;
 
 /// Most elements that are mixed with each other. Longer matrices round a little better and cost more.
 const MIXED_MAX: usize = 64;

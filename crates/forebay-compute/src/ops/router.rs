@@ -1,10 +1,11 @@
 //! The router of a mixture-of-experts layer: from logits to the experts of each token and the
 //! weights of their outputs.
 
+use forebay_ops::{NEAR_LOGITS, RouterGroups, Scoring};
+
 use super::logistic;
 use crate::cpu::Cpu;
 use crate::error::ComputeError;
-use forebay_ops::{NEAR_LOGITS, RouterGroups, Scoring};
 
 /// Routing rule of a model. A new architecture is a new value, not new code.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -11,6 +11,8 @@ mod steps;
 #[cfg(test)]
 mod tests;
 
+use forebay_ops::{DeltaRule, DeltaShape, HeadColumns};
+
 use self::kernels::{Convolve, GateRow, NormaliseHead};
 use self::steps::HeadSteps;
 use crate::buffer::SharedSlice;
@@ -18,7 +20,6 @@ use crate::cpu::Cpu;
 use crate::ops::{logistic, norm_row};
 use crate::pool::tasks_at_once;
 use crate::simd::{LANES, dispatch};
-use forebay_ops::{DeltaRule, DeltaShape, HeadColumns};
 
 /// Rows of a product, one for each token.
 #[derive(Debug, Clone, Copy)]

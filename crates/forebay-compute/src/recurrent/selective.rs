@@ -1,11 +1,12 @@
 //! The selective scan of Mamba (Gu and Dao 2023): every value has a state of its own.
 
+use forebay_ops::{DeltaRule, DeltaShape};
+
 use super::{DeltaInputs, DeltaVectors, StateRun, check_places, softplus};
 use crate::buffer::SharedSlice;
 use crate::cpu::Cpu;
 use crate::ops::times_logistic;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
-use forebay_ops::{DeltaRule, DeltaShape};
 
 /// Vectors of values that a task takes.
 const VECTORS_OF_TASK: usize = 8;

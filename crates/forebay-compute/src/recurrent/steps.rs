@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use crate::simd::{Kernel, LANES, Simd};
 use forebay_ops::DeltaRule;
+
+use crate::simd::{Kernel, LANES, Simd};
 
 /// The steps of all tokens of a run for eight elements of a head's value. The rows of the state matrix for other elements do
 /// not matter to them, so these rows stay in the nearest cache from token to token.

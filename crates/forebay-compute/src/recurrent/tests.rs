@@ -1,6 +1,7 @@
+use forebay_ops::{DeltaRule, DeltaShape, HeadColumns};
+
 use super::*;
 use crate::testing::{cpus, random};
-use forebay_ops::{DeltaRule, DeltaShape, HeadColumns};
 
 /// Products and vectors of a layer, as random numbers.
 struct Layer {

@@ -1,9 +1,10 @@
 //! Coefficients of rows of streams, from products with the streams.
 
+use forebay_ops::StreamMixing;
+
 use super::{STREAMS_MAX, StreamShape};
 use crate::cpu::Cpu;
 use crate::ops::{logistic, row_scale, share};
-use forebay_ops::StreamMixing;
 
 impl Cpu {
     /// Replaces the products of rows of streams `x` with a matrix, `[rows, base.len()]`, by coefficients. If there are only as

@@ -1,8 +1,9 @@
 //! Streams against the formulas in f64.
 
+use forebay_ops::StreamMixing;
+
 use super::StreamShape;
 use crate::testing::{cpus, random};
-use forebay_ops::StreamMixing;
 
 fn logistic(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())

@@ -1,5 +1,7 @@
 //! Causal attention over the KV cache: choice of the kernel and the number of parts of a split context.
 
+use forebay_ops::{ChosenKeys, KvType, RowKind};
+
 use super::{
     AttentionInputs, Converted, CutPrompts, DeviceKvLayer, KvLayerShape, PassRows, PromptRun,
     PromptTiles, Rotation,
@@ -7,7 +9,6 @@ use super::{
 use super::{latent, prompts};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
-use forebay_ops::{ChosenKeys, KvType, RowKind};
 
 /// Query rows that share one read of the cache; the same as in the decode kernel.
 const COLUMNS: usize = 8;

@@ -1,9 +1,10 @@
 //! The steps between the projections of queries, keys and values and attention, in one launch.
 
+use forebay_ops::KvType;
+
 use super::{DeviceKvLayer, KvLayerShape, PassRows};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
-use forebay_ops::KvType;
 
 /// Number of heads of a block, one warp each; the same as in the kernel.
 const WARPS: usize = 4;

@@ -1,8 +1,9 @@
 //! Recurrent layers.
 
+use forebay_ops::{DeltaRule, DeltaShape, HeadColumns};
+
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
-use forebay_ops::{DeltaRule, DeltaShape, HeadColumns};
 
 const THREADS: usize = 256;
 /// The most threads of a block that takes the steps of long runs: `delta.cu`.

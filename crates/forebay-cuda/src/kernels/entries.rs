@@ -1,10 +1,11 @@
 //! Compressed entries, and attention over a window and entries (DeepSeek-V4).
 
+use forebay_ops::{ChosenKeys, KvType, RowKind};
+
 use super::attention_inputs::Rotation;
 use super::{AttentionScratchSize, DeviceKvLayer, KvLayerShape, PassRows};
 use crate::launch::Launch;
 use crate::{AttentionScratch, CudaError, DevicePtr, Gpu};
-use forebay_ops::{ChosenKeys, KvType, RowKind};
 
 /// Threads of a block, heads that share a tile, and its keys; the same as in the kernels.
 const THREADS: u32 = 256;

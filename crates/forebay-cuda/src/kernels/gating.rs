@@ -1,10 +1,11 @@
 //! The gated activation of feed-forward blocks.
 
+use forebay_ops::Gating;
+
 use super::NarrowActivations;
 use super::elementwise::{GRID_Y_MAX, THREADS, blocks};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
-use forebay_ops::Gating;
 
 /// Biases of experts, added before the gated activation.
 #[derive(Clone, Copy)]

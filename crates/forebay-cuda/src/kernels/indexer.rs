@@ -1,10 +1,11 @@
 //! Indexers: scores of all keys of a row, or of pools of keys, and the choice of those with the largest ones.
 
+use forebay_ops::{ChosenKeys, KvType, Pools, RowKind};
+
 use super::attention_inputs::Rotation;
 use super::{DeviceKvLayer, PassRows};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
-use forebay_ops::{ChosenKeys, KvType, Pools, RowKind};
 
 /// Warps of a block of threads that finishes inputs, and positions of a block that computes scores; the same as in the
 /// kernels.

@@ -1,9 +1,10 @@
 //! The paged KV cache on the device: the layout of blocks, and the tables that find them.
 
+use forebay_ops::{KV_BLOCK, KvType};
+
 use super::PassRows;
 use crate::DevicePtr;
 use crate::launch::Launch;
-use forebay_ops::{KV_BLOCK, KvType};
 
 /// The length of a table is a multiple of this, because kernels look up several blocks with one load.
 const TABLE_MULTIPLE: usize = 4;

@@ -1,13 +1,14 @@
 //! Attention over rows of DeepSeek's latent space. A row has 576 elements and is shared by all query heads; its first
 //! 512 elements are the value.
 
+use forebay_ops::{KvType, RowKind};
+
 use super::attention::{Family, SplitRule};
 use super::{
     AttentionScratch, AttentionSplits, DeviceAttention, DeviceKvLayer, KvLayerShape, PromptTiles,
 };
 use crate::launch::Launch;
 use crate::{CudaError, Gpu};
-use forebay_ops::{KvType, RowKind};
 
 /// Number of elements of a key and of a value; the same as in the kernel.
 const DIMS: (usize, usize) = (576, 512);

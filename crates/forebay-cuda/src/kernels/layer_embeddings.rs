@@ -1,9 +1,10 @@
 //! Embeddings of tokens for a layer.
 
+use forebay_ops::Gating;
+
 use super::elementwise::THREADS;
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
-use forebay_ops::Gating;
 
 /// Embeddings of a pass's rows for one layer.
 #[derive(Clone, Copy)]

@@ -1,6 +1,7 @@
 //! Products of decode rows with matrices. The bits of a row do not depend on the number of rows.
 
 use forebay_format::TensorType;
+use forebay_ops::Gating;
 
 use super::gating::GateBiases;
 use super::weights::{
@@ -9,7 +10,6 @@ use super::weights::{
 };
 use crate::launch::Launch;
 use crate::{AddressTable, CudaError, DevicePtr, Gpu, TiledActivations};
-use forebay_ops::Gating;
 
 /// Maximum number of decode rows, which are one token each, of one launch.
 pub const DECODE_ROWS: usize = 32;

@@ -1,7 +1,8 @@
 //! The rows of a pass: which arithmetic they take, and where they belong in the cache.
 
-use crate::DevicePtr;
 use forebay_ops::RowKind;
+
+use crate::DevicePtr;
 
 /// Rows of a pass, all of one kind.
 #[derive(Clone, Copy)]

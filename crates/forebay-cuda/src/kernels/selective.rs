@@ -1,9 +1,10 @@
 //! Recurrent layers of Mamba, whose steps, keys and queries are products of what the convolution gives.
 
+use forebay_ops::DeltaRule;
+
 use super::delta::{Delta, DeltaRuns, delta_module, takes_delta};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
-use forebay_ops::DeltaRule;
 
 const THREADS: usize = 256;
 const NORM_THREADS: u32 = 128;

@@ -1,11 +1,12 @@
 //! Residual streams beside each other.
 
+use forebay_ops::StreamMixing;
+
 use super::elementwise::{THREADS, blocks};
 use super::norm::aligned;
 use super::{Added, FiniteFlag};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
-use forebay_ops::StreamMixing;
 
 /// Number of threads of the largest block.
 const THREADS_MAX: usize = 1024;

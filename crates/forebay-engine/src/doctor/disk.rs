@@ -1,11 +1,11 @@
 //! Rates of the disk by engine, request size and depth, and of the page cache by threads.
 
-use forebay_options::OptionName;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_format::{FileIndex, at_least, at_most};
+use forebay_options::OptionName;
 use forebay_store::{
     CacheMethod, DiskProbe, DiskRate, FileSet, IoKind, Latencies, ProbeLength, StoreError,
     copy_rate,

@@ -17,13 +17,13 @@ mod shares;
 mod snapshot;
 mod waiting;
 
-use forebay_options::OptionName;
 use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use forebay_model::ModelError;
 use forebay_ops::RowKind;
+use forebay_options::OptionName;
 
 use self::active::Active;
 use self::batch_size::{BatchSize, Measured};

@@ -8,6 +8,8 @@
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
+use forebay_ops::KV_BLOCK;
+
 use super::Engine;
 use super::active::{Active, CachedFrom};
 use super::request::{Event, Request, RequestEnd, RequestId, RequestStatistics, Sink};
@@ -15,7 +17,6 @@ use crate::EngineError;
 use crate::kv::Row;
 use crate::kv_tiers::Fetching;
 use crate::runner::{Begun, FetchRates, Growth, SavedSequence};
-use forebay_ops::KV_BLOCK;
 
 /// KV blocks that are left free for the growth of every running request in each layer group when another one begins, so
 /// that it need not be suspended again at once.

@@ -1,12 +1,12 @@
 //! Opens a GPU while a model's description is read, and plans the model for it.
 
-use forebay_options::OptionName;
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use forebay_cuda::{CudaError, Gpu};
 use forebay_format::Catalog;
 use forebay_model::{Architecture, CudaPlan, Weights};
+use forebay_options::OptionName;
 
 use crate::plan::{Coding, Rates, sub_layer_rates};
 use crate::session::joined;

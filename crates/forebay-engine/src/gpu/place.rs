@@ -1,6 +1,5 @@
 //! Loads a session's weights to a GPU.
 
-use forebay_options::OptionName;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -8,6 +7,7 @@ use forebay_format::at_least;
 use forebay_model::{
     CpuOffloadMode, CudaPlan, HostExperts, HostSubLayers, HostWeights, OffloadCpu, WeightsToLoad,
 };
+use forebay_options::OptionName;
 use forebay_store::{EngineInfo, Extent};
 use forebay_stream::MemoryPlan;
 use tracing::field::Empty;

@@ -1,11 +1,11 @@
 //! Admission of a sequence: the longest prefix of its rows that the pools or slower tiers hold.
 
 use forebay_kv::{BlockHash, BlockKey};
+use forebay_ops::KV_BLOCK;
 
 use super::content::{Content, Row};
 use super::manager::{BlockManager, Changes};
 use super::sequence::SequenceId;
-use forebay_ops::KV_BLOCK;
 
 /// A sequence that has begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

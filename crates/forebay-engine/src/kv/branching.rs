@@ -1,9 +1,10 @@
 //! Truncation, forks and the end of sequences.
 
+use forebay_ops::KV_BLOCK;
+
 use super::manager::{BlockManager, Changes, TableEntry};
 use super::pool::{BlockId, Pool};
 use super::sequence::{Sequence, SequenceId};
-use forebay_ops::KV_BLOCK;
 
 impl BlockManager {
     /// Drops the positions from `len` on, with everything reserved beyond, and returns the number of positions kept.

@@ -1,10 +1,10 @@
 //! Layer groups with their pools, and what the pools owe each other.
 
 use forebay_kv::BlockHash;
+use forebay_ops::KV_BLOCK;
 
 use super::manager::LostBlock;
 use super::pool::{BlockId, Evicted, Pool};
-use forebay_ops::KV_BLOCK;
 
 /// A layer group: the layers with the same attention window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,12 +6,12 @@ use std::ops::Range;
 
 use forebay_kv::{BlockHash, BlockKey, Link};
 use forebay_model::{BlockContent, HostMemory};
+use forebay_ops::KV_BLOCK;
 
 use super::content::{Row, hashes};
 use super::manager::{BlockManager, Changes, LostBlock, OutOfBlocks, TableEntry};
 use super::pool::BlockId;
 use super::sequence::SequenceId;
-use forebay_ops::KV_BLOCK;
 
 /// Positions at the end of a prompt that the next turn may not share: templates end a prompt with tokens that announce an
 /// answer, and put others in their place later.

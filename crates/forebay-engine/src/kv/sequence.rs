@@ -1,10 +1,10 @@
 //! Sequences: their rows, hashes and tables.
 
 use forebay_kv::{BlockHash, Link};
+use forebay_ops::KV_BLOCK;
 
 use super::content::{Content, Row};
 use super::pool::BlockId;
-use forebay_ops::KV_BLOCK;
 
 /// A sequence of a [`BlockManager`](super::BlockManager).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

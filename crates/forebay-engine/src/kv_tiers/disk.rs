@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use forebay_compute::kv_rounding::{self as rounding, RoundingError};
 use forebay_kv::{BlockHash, BlockKey, DiskStatistics, DiskStore, Fetch, Fetched, Link};
+use forebay_ops::KV_BLOCK;
 
 use super::KvTiers;
-use forebay_ops::KV_BLOCK;
 
 /// A block that no request has used twice is written if it ends a prefix of at least so many positions, which take a while to
 /// compute.

@@ -1,6 +1,5 @@
 //! Opens the folder of KV blocks that a user chose.
 
-use forebay_options::OptionName;
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forebay_kv::{Access, DiskError, DiskOptions, DiskStore, DiskWatch, Secret};
+use forebay_options::OptionName;
 
 use super::disk::{KvDisk, KvDiskType};
 use crate::options::{KvCacheType, SessionOptions};

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use forebay_compute::kv_rounding::RoundingError;
 use forebay_kv::{BlockHash, BlockKey, Evicted, Link, RamIndex};
 use forebay_model::{Backend, HostMemory, HostReserver, ModelError};
+use forebay_ops::KV_BLOCK;
 use serde::Serialize;
 
 use self::disk::Given;
@@ -24,7 +25,6 @@ pub use self::folder::{KvFolder, KvFolderError, KvFolderNote, OpenedKvFolder, kv
 pub use self::host_slots::HostSlot;
 use self::host_slots::{HostSlots, Share};
 use crate::kv::{BlockId, GroupConfig, LostBlock};
-use forebay_ops::KV_BLOCK;
 
 /// The KV blocks outside the pools, and what moved them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]

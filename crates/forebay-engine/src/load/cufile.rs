@@ -1,11 +1,11 @@
 //! Loads weights to a GPU with cuFile, NVIDIA's library. Threads ask cuFile for spans of files, which it writes
 //! straight to their final addresses. It bypasses the page cache and does not verify checksums.
 
-use forebay_options::OptionName;
 use std::io;
 use std::sync::Arc;
 
 use forebay_cuda::{CuFile, CuFileError, CuFileHandle, CuFileMemory, CuFileMode, DevicePtr, Gpu};
+use forebay_options::OptionName;
 use forebay_store::{
     DeviceReader, DeviceSpan, EngineInfo, FileIndex, FileSet, LoadStatistics, StoreError,
     StraightOptions, UploadPlan, load_straight,

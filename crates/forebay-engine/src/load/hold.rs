@@ -1,7 +1,6 @@
 //! Weights in memory for use by a caller outside this crate. Every tensor has an address for as long as the caller
 //! keeps the weights.
 
-use forebay_options::OptionName;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,6 +8,7 @@ use std::sync::Arc;
 use forebay_codec::Compact;
 use forebay_format::pack::Pack;
 use forebay_format::{Catalog, TensorInfo, TensorType};
+use forebay_options::OptionName;
 use forebay_store::{EngineInfo, Extent, Interrupt, IoKind, LoadStatistics, SlotBuffer, Storage};
 
 use super::host::Host;

@@ -1,10 +1,10 @@
 //! Limits of the disk and the page cache, measured in the same run as the load that is compared with them.
 
-use forebay_options::OptionName;
 use std::num::NonZero;
 use std::time::Duration;
 
 use forebay_format::FileIndex;
+use forebay_options::OptionName;
 use forebay_store::{DiskProbe, DiskRate, FileSet, IoKind, LoadStatistics, ProbeLength, copy_rate};
 use serde::Serialize;
 

@@ -20,12 +20,12 @@ mod request;
 #[cfg(feature = "cuda")]
 mod ring;
 
-use forebay_options::OptionName;
 use std::path::{Path, PathBuf};
 
 use forebay_format::Catalog;
 use forebay_format::pack::Block;
 use forebay_model::Architecture;
+use forebay_options::OptionName;
 use forebay_store::{
     EngineInfo, EngineOptions, Extent, FileIndex, FileSet, Interrupt, IoKind, IoRecorder,
     LoadStatistics, Storage,

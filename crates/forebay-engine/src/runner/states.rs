@@ -1,11 +1,12 @@
 //! States of recurrent layers outside the device: those after prefixes that later prompts are likely to share, and those of
 //! suspended sequences. They are in a group of their own of the KV tiers, and share the memory and the folder of KV blocks.
 
+use forebay_ops::KV_BLOCK;
+
 use super::{Runner, SavedPlace, SavedSequence};
 use crate::EngineError;
 use crate::engine::SnapshotBlock;
 use crate::kv::{GroupConfig, SequenceId};
-use forebay_ops::KV_BLOCK;
 
 /// Positions at the end of a prompt behind which no state is kept: templates end a prompt with tokens that announce an answer, and
 /// the next turn has others in their place.

@@ -1,9 +1,10 @@
 //! Keeps the parts of a source that are not tensors, and puts the source's files together again.
 
-use forebay_options::OptionName;
 use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
+
+use forebay_options::OptionName;
 
 use super::{Conversion, DocumentKind, Embedded, Pack, PackSpan};
 use crate::catalog::folder_of;

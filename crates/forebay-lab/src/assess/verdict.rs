@@ -1,10 +1,11 @@
 //! States the verdict of an assessment in sentences that tell the user what to do.
 
+use forebay_options::OptionName;
+
 use super::assessment::{Assessment, COMFORTABLE_HIT_RATE, GOOD_HIT_RATE, Section};
 use super::predict::{Prediction, Predictions};
 use super::sweep::PolicyCurve;
 use crate::page::{bytes, percent};
-use forebay_options::OptionName;
 
 /// Share of the experts at which models are compared.
 const QUARTER: f64 = 0.25;

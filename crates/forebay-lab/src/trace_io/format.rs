@@ -1,11 +1,11 @@
 //! Reads and writes the trace file: JSON lines, compressed with zstd. `docs/io-trace.md` describes
 //! it.
 
-use forebay_options::OptionName;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 
 use forebay_format::at_most;
+use forebay_options::OptionName;
 use forebay_store::{PageFaults, ReadEnd, ReadRecord, Recording, WaitRecord, Why};
 use serde::{Deserialize, Serialize};
 

@@ -3,7 +3,6 @@
 //! Names are ids that the server made. A file is written under a temporary name, flushed to the disk and renamed, so that it
 //! is whole or absent. A lock keeps a second server out.
 
-use forebay_options::OptionName;
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
@@ -13,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::http::StatusCode;
 use forebay_format::at_most;
+use forebay_options::OptionName;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

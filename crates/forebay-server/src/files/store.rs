@@ -1,6 +1,5 @@
 //! The files and batches of clients, which stay when the server ends.
 
-use forebay_options::OptionName;
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::PathBuf;
@@ -9,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
+use forebay_options::OptionName;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 

@@ -1,6 +1,5 @@
 //! Uploads: forms whose file goes to the disk as it comes.
 
-use forebay_options::OptionName;
 use std::error::Error as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,6 +10,7 @@ use axum::extract::multipart::{Field, Multipart, MultipartError};
 use axum::extract::{FromRequest as _, Request};
 use axum::http::StatusCode;
 use forebay_format::at_most;
+use forebay_options::OptionName;
 use futures_util::StreamExt as _;
 
 use super::folder::Incoming;

@@ -1,6 +1,5 @@
 //! Downloads, copies and removals of models in the form of Ollama.
 
-use forebay_options::OptionName;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -12,6 +11,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use forebay_library::{Error, Library, Name, Progress};
+use forebay_options::OptionName;
 use forebay_requests::fields::{OLLAMA_COPY, OLLAMA_NAME};
 use futures_util::stream::unfold;
 use serde::Deserialize;

@@ -1,10 +1,10 @@
 //! Errors of output files: refusals and failed writes.
 
-use forebay_options::OptionName;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use forebay_format::{at_least, at_most, in_words};
+use forebay_options::OptionName;
 
 /// An error of an output file. Every message names the path as the caller gave it.
 #[derive(Debug, thiserror::Error)]

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use forebay_format::TensorType;
+use forebay_ops::RowKind;
 
 use super::panel::{CHUNK, PanelKernel};
 use super::task::{ChunkRows, Kernel, Plan, Scratch, Task};
 use super::types;
-use forebay_ops::RowKind;
 
 mod compact;
 mod dot;

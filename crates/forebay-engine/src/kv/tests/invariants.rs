@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 
+use forebay_ops::KV_BLOCK;
+
 use super::super::BlockId;
 use super::model::World;
-use forebay_ops::KV_BLOCK;
 
 impl World {
     pub fn check(&self) {

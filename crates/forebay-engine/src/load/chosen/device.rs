@@ -3,11 +3,11 @@
 //! Bytes that stay as they are in the file go through pinned memory. Weights that are converted, and slices of compact weights,
 //! are decoded in host memory, a few tensors at a time, and copied from there.
 
-use forebay_options::OptionName;
 use std::ops::ControlFlow;
 use std::sync::{Arc, PoisonError};
 
 use forebay_cuda::{CallersContext, DevicePtr, Gpu};
+use forebay_options::OptionName;
 use forebay_store::{BlockLabel, Extent, UploadPart};
 
 use super::plan::Planned;

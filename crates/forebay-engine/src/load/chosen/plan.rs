@@ -1,9 +1,9 @@
 //! What is read of a chosen tensor, and what becomes of it.
 
-use forebay_options::OptionName;
 use std::ops::Range;
 
 use forebay_format::{StoredTensor, StoredType, TensorType, WeightsTable, can_dequantize};
+use forebay_options::OptionName;
 use forebay_store::{Extent, FileIndex};
 
 use super::Choice;

@@ -1,6 +1,5 @@
 //! Chosen tensors one after the other, with bounded memory. A thread reads ahead.
 
-use forebay_options::OptionName;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,6 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use forebay_format::{WeightsTable, at_least, at_most};
+use forebay_options::OptionName;
 use forebay_store::Interrupt;
 
 use super::plan::Planned;

@@ -1,5 +1,7 @@
 //! The Qwen models.
 
+use forebay_ops::DeltaRule;
+
 use super::super::architecture::{OutputGate, QkNorm};
 use super::super::family::{
     Attention, Family, FeedForward, Files, Indexers, Layers, OwnNames, Recurrence,
@@ -7,7 +9,6 @@ use super::super::family::{
 use super::super::mtp_shape::{MtpForm, MtpRule};
 use super::super::recurrent::HeadOrder;
 use super::super::shapes::{NormLayout, StreamForm};
-use forebay_ops::DeltaRule;
 
 /// Common properties of models with gated DeltaNet layers.
 const QWEN_NEXT: Family = Family {
