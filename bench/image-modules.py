@@ -27,7 +27,6 @@ import types
 import diffusers
 import forebay.torch
 import torch
-from forebay._load import bytes_of
 from gpu_rates import bus_rate
 
 parser = argparse.ArgumentParser()
@@ -211,9 +210,8 @@ with torch.inference_mode():
         coded = (counts.loaded_bytes - before.loaded_bytes) / 4 * counts.ram_bytes / counts.weight_bytes
         [plan] = stream.plan()
         limit = max(resident, coded / rate)
-        pinned = min(GIB, counts.ram_bytes // 10)
         note = f"prepared in {prepared:.0f} s; brings {coded / 1e9:.1f} GB; plan {plan.seconds:.3f} ({plan.limit})"
-        row(f"forebay, {size}", seconds, limit, vram + bytes_of(size), counts.ram_bytes, pinned, note)
+        row(f"forebay, {size}", seconds, limit, vram + counts.device_bytes, counts.ram_bytes, counts.pinned_bytes, note)
         stream.close()
         gc.collect()
         torch.cuda.empty_cache()

@@ -20,7 +20,6 @@ import time
 import forebay.torch
 import torch
 import transformers
-from forebay._load import bytes_of
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", choices=("llama-8b", "llama-1b", "qwen3-moe"), default="llama-8b")
@@ -90,7 +89,7 @@ with torch.inference_mode():
     model.to("cpu")
     torch.cuda.empty_cache()
     with forebay.torch.stream(model, vram=arguments.vram) as stream:
-        _, right = measure(f"forebay, {arguments.vram}", bytes_of(arguments.vram))
+        _, right = measure(f"forebay, {arguments.vram}", stream.statistics().device_bytes)
         print("|", " | ".join(str(plan) for plan in stream.plan()), "|")
     gc.collect()
     torch.cuda.empty_cache()

@@ -177,7 +177,7 @@ if last_ram > middle_ram + 64 * MIB:
     problems.append("RAM grows")
 if first_used is not None:
     budget, used, left = bytes_of(arguments.vram), most_used - first_used, used_vram() - first_used
-    stage = min(1 << 30, counts.ram_bytes // 10)
+    stage = counts.device_bytes - budget
     print(f"VRAM by NVML: at most {used / MIB:.0f} MiB more than before ({budget / MIB:.0f} for weights, {stage / MIB:.0f} of stage), {left / MIB:.0f} MiB at the end")
     if used > budget + stage + 8 * MIB:
         problems.append("VRAM exceeds its budget")

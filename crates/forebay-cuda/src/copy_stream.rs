@@ -20,8 +20,17 @@ pub struct CopyStream {
 
 pub(crate) struct Shared {
     stream: Arc<CudaStream>,
-    /// Events that are not in use.
-    pub(crate) events: Mutex<Vec<Event>>,
+    /// Events for which threads wait. The GPU interrupts the processor at each, so that they sleep until then.
+    awaited: Events,
+    /// Events for which only streams wait. They cost the processor nothing when they come.
+    ordering: Events,
+}
+
+/// Events of one kind.
+struct Events {
+    flags: u32,
+    /// Those that are not in use.
+    spare: Mutex<Vec<Event>>,
 }
 
 pub(crate) struct Event(pub(crate) sys::CUevent);
@@ -36,20 +45,14 @@ impl Shared {
         bind(self.stream.context())
     }
 
-    pub(crate) fn event(&self) -> Result<Event, CudaError> {
-        let spare = self.events.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        if let Some(event) = spare {
-            return Ok(event);
-        }
-        // Waiting threads sleep, because other threads need the core to copy.
-        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32
-            | CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
-        let mut event = std::ptr::null_mut();
-        // SAFETY: the driver writes the handle to a live variable.
-        unsafe { sys::cuEventCreate(&mut event, flags) }
-            .result()
-            .map_err(CudaError::of("creating an event"))?;
-        Ok(Event(event))
+    /// Returns an event for which streams wait.
+    pub(crate) fn ordering_event(&self) -> Result<Event, CudaError> {
+        self.ordering.take()
+    }
+
+    /// Takes back an event for which streams wait. Those that do keep what it stood for.
+    pub(crate) fn reuse_ordering_event(&self, event: Event) {
+        self.ordering.put(event);
     }
 
     /// Creates an event that has the time at which it came.
@@ -65,14 +68,39 @@ impl Shared {
     }
 }
 
+impl Events {
+    fn of(flags: u32) -> Events {
+        Events { flags, spare: Mutex::default() }
+    }
+
+    fn take(&self) -> Result<Event, CudaError> {
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        if let Some(event) = spare {
+            return Ok(event);
+        }
+        let mut event = std::ptr::null_mut();
+        // SAFETY: the driver writes the handle to a live variable.
+        unsafe { sys::cuEventCreate(&mut event, self.flags) }
+            .result()
+            .map_err(CudaError::of("creating an event"))?;
+        Ok(Event(event))
+    }
+
+    fn put(&self, event: Event) {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+    }
+}
+
 impl Drop for Shared {
     fn drop(&mut self) {
         if self.bind().is_err() {
             return;
         }
-        for event in self.events.get_mut().unwrap_or_else(PoisonError::into_inner) {
-            // SAFETY: the event was created here and is destroyed once.
-            let _ = unsafe { result::event::destroy(event.0) };
+        for events in [&mut self.awaited, &mut self.ordering] {
+            for event in events.spare.get_mut().unwrap_or_else(PoisonError::into_inner) {
+                // SAFETY: the event was created here and is destroyed once.
+                let _ = unsafe { result::event::destroy(event.0) };
+            }
         }
     }
 }
@@ -85,7 +113,10 @@ impl Gpu {
     pub fn copy_stream(&self) -> Result<CopyStream, CudaError> {
         let stream = self.shared_context().new_stream();
         let stream = stream.map_err(CudaError::of("creating a stream"))?;
-        Ok(CopyStream { shared: Arc::new(Shared { stream, events: Mutex::default() }) })
+        let ordering = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        let awaited = ordering | CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
+        let (awaited, ordering) = (Events::of(awaited), Events::of(ordering));
+        Ok(CopyStream { shared: Arc::new(Shared { stream, awaited, ordering }) })
     }
 }
 
@@ -134,7 +165,7 @@ impl CopyStream {
         then: impl FnOnce() -> Result<(), CudaError>,
     ) -> Result<InFlight<M>, CudaError> {
         self.shared.bind()?;
-        let event = self.shared.event()?;
+        let event = self.shared.awaited.take()?;
         // The memory is behind a pointer, so that bytes which lie in `M` itself do not move. Nothing may free it, not
         // even a panic, until an event tells that the device has read it.
         let memory = ManuallyDrop::new(Arc::new(memory));
@@ -186,7 +217,7 @@ impl CopyStream {
         copies: impl IntoIterator<Item = (DevicePtr<u8>, Range<usize>)>,
     ) -> Result<InFlight<M>, CudaError> {
         self.shared.bind()?;
-        let event = self.shared.event()?;
+        let event = self.shared.awaited.take()?;
         // Behind a pointer and not freed on a panic, for the reasons given in `upload`.
         let mut memory = ManuallyDrop::new(Arc::new(memory));
         let bytes = Arc::get_mut(&mut memory).expect("no other code has it yet").as_mut();
@@ -227,7 +258,7 @@ pub struct Marker {
 impl Drop for Marker {
     fn drop(&mut self) {
         if let Some(event) = self.event.take() {
-            self.shared.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+            self.shared.reuse_ordering_event(event);
         }
     }
 }
@@ -239,7 +270,7 @@ impl CopyStream {
     /// Returns an error if a driver call fails.
     pub fn mark(&self, gpu: &Gpu) -> Result<Marker, CudaError> {
         self.shared.bind()?;
-        let event = self.shared.event()?;
+        let event = self.shared.ordering_event()?;
         // SAFETY: event and stream are alive.
         unsafe { result::event::record(event.0, gpu.stream().cu_stream()) }
             .map_err(CudaError::of("recording an event"))?;
@@ -314,7 +345,7 @@ impl<M> InFlight<M> {
             std::mem::forget(self.memory.take());
             return Err(error);
         }
-        self.shared.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+        self.shared.awaited.put(event);
         Ok(())
     }
 }

@@ -1,12 +1,16 @@
 //! Points in streams, by which copies and the work of other libraries wait for each other.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
+use std::time::Duration;
 
 use cudarc::driver::{CudaEvent, result, sys};
 
 use crate::copy_stream::{Event, Shared, wait};
 use crate::error::is_not_ready;
 use crate::{CopyStream, CudaError, Gpu};
+
+/// Time after which a thread that waits for a point looks again.
+const LOOKS_AFTER: Duration = Duration::from_micros(50);
 
 /// A stream of another library in this process, such as the current one of PyTorch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -44,9 +48,8 @@ struct Recorded {
 
 impl Drop for Recorded {
     fn drop(&mut self) {
-        // Streams that wait for the point keep what the event stood for, so it can be recorded again.
         if let Some(event) = self.event.take() {
-            self.shared.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+            self.shared.reuse_ordering_event(event);
         }
     }
 }
@@ -72,12 +75,15 @@ impl StreamPoint {
         }
     }
 
-    /// Waits until the point is reached.
+    /// Waits until the point is reached. The thread looks again and again, and sleeps between.
     ///
     /// # Errors
     /// Returns the error of work that failed on the device.
     pub fn reach(&self) -> Result<(), CudaError> {
-        self.0.shared.wait(self.0.event())
+        while !self.is_reached()? {
+            std::thread::sleep(LOOKS_AFTER);
+        }
+        Ok(())
     }
 }
 
@@ -123,7 +129,7 @@ impl CopyStream {
 
     fn record(&self, stream: sys::CUstream) -> Result<StreamPoint, CudaError> {
         self.bind()?;
-        let event = self.shared().event()?;
+        let event = self.shared().ordering_event()?;
         // SAFETY: event and stream are alive.
         unsafe { result::event::record(event.0, stream) }
             .map_err(CudaError::of("recording an event"))?;

@@ -1,20 +1,20 @@
 //! An NVIDIA GPU as a device: weights go through a ring of pinned memory, and are decoded in VRAM.
 
+mod copiers;
 mod ring;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_codec::{Codec, Container};
-use forebay_compute::Pool;
 use forebay_cuda::{
     CodedContainer, ContainerDecoder, ContainerInRange, CopyStream, CudaError, DeviceMemory,
     DevicePtr, ForeignStream, Gpu, StreamMoment, StreamPoint,
 };
 use forebay_format::TensorType;
-use forebay_store::{SLOT_ALIGNMENT, copy_past_cache};
+use forebay_store::{SLOT_ALIGNMENT, last_cache_bytes};
 
 use crate::coded::CodedChunk;
 use crate::device::{Device, DeviceError, Loaded};
@@ -22,12 +22,18 @@ use crate::expansion::Expansion;
 use crate::rate::Rate;
 use crate::stored::damaged;
 use crate::weights::Arriving;
-use ring::{Ring, RingSlot};
+use copiers::Copiers;
+use ring::{Piece, PinnedPieces, Slot, Stage, Taken};
 
-/// Bytes of a slot of the ring, which has some chunks: a part of the pinned memory within bounds. Each slot costs calls of the driver.
+/// Bytes of a slot of the stage, which has some chunks: a part of the stage within bounds. Each slot costs calls of the driver.
 const SLOT_BYTES_MIN: usize = 8 << 20;
 const SLOT_BYTES_MAX: usize = 32 << 20;
 const SLOT_SHARE: u64 = 16;
+/// Bytes of a piece of pinned memory: a part of the memory within bounds. Threads begin and end each piece together, which costs more for small ones.
+const PIECE_BYTES_MIN: usize = 1 << 20;
+const PIECE_BYTES_MAX: usize = 8 << 20;
+/// Fewest pieces: some are copied by the GPU while others are filled.
+const PIECES_MIN: usize = 8;
 /// Fewest slots.
 const SLOTS_MIN: usize = 6;
 /// Slots that weights which have a place can always use: of three loaders, each may have one and wait for another.
@@ -39,37 +45,34 @@ const DESCRIPTIONS: usize = CODED_MAX * CodedContainer::DESCRIPTION_BYTES;
 const MEASURED: usize = 15;
 /// Chunks begin at multiples of this in a slot.
 const CHUNK_ALIGNMENT: usize = 16;
-/// Bytes that one thread copies at a time. On 16 cores, pieces of 1 MiB were copied at three quarters of this rate.
-const PIECE_BYTES: usize = 256 << 10;
-/// Time for which copying threads wait for the next slot before they sleep. With a millisecond, they took the cores from the thread that queues the
-/// work of modules: on 16 cores, passes with few loads took 0.09 instead of 0.05 s.
-const SPIN: Duration = Duration::from_micros(100);
-
 /// Memory of a GPU for the weights of modules.
 pub struct CudaOptions {
     /// Number of the GPU.
     pub ordinal: usize,
     /// Bytes of VRAM for decoded weights.
     pub bytes: u64,
-    /// Bytes of pinned memory at most. As much VRAM takes coded weights.
+    /// Bytes of more VRAM, for weights that wait to be decoded. Some is always there.
+    pub stage_bytes: u64,
+    /// Bytes of pinned memory through which weights go to the GPU. Some is always there. What the last cache of the processor holds twice stays in it,
+    /// so that main memory carries the weights once.
     pub pinned_bytes: u64,
-    /// Threads that copy to pinned memory.
+    /// Threads that copy to pinned memory at most.
     pub threads: usize,
 }
 
 /// VRAM for decoded weights. A copy stream brings them near, coded or plain, and another one decodes.
 pub struct CudaDevice {
     // Fields are dropped in this order: what uses memory, then memory.
-    ring: Arc<Ring>,
+    stage: Stage,
+    pinned: PinnedPieces,
     decoder: ContainerDecoder,
     copies: CopyStream,
     decodes: CopyStream,
     /// Set to 1 if a chunk was damaged.
     damaged: DeviceMemory,
     memory: Arc<DeviceMemory>,
-    pool: Pool,
-    /// Rate of copies to pinned memory, and of some from there to the GPU.
-    filled: Rate,
+    copiers: Copiers,
+    /// Rate of some copies from pinned memory to the GPU.
     copied: Rate,
     /// The highest rate at which coded bytes were decoded: others waited for the work of modules.
     decoded: Mutex<Option<f64>>,
@@ -94,15 +97,20 @@ struct Batch {
     end: usize,
 }
 
-/// A slot with the chunks of a batch.
-struct FilledSlot {
-    slot: RingSlot,
-    batch: Batch,
+/// A piece of pinned memory with some bytes of a slot.
+struct FilledPiece {
+    piece: Taken<Piece>,
+    bytes: usize,
+    to: DevicePtr<u8>,
+    /// The point at which they may be written, if they are the first ones of the slot.
+    after: Option<StreamPoint>,
+    /// The slot, if they are its last ones.
+    whole: Option<(Taken<Slot>, NearChunks)>,
 }
 
 /// A slot whose chunks are copied to the GPU.
 struct NearSlot {
-    slot: RingSlot,
+    slot: Taken<Slot>,
     chunks: NearChunks,
     /// The point at which the copies are done.
     copied: StreamPoint,
@@ -190,6 +198,24 @@ impl Batch {
         self.chunks.iter().filter(move |(chunk, _)| (chunk.codec == Codec::Exponents) == is_coded)
     }
 
+    /// Returns what is in a slot, and descriptions of what is decoded there, which go behind the chunks.
+    fn described(&self) -> Result<(NearChunks, Vec<u8>), DeviceError> {
+        let first = self.end.next_multiple_of(CHUNK_ALIGNMENT);
+        let (mut coded, mut descriptions) = (Vec::new(), Vec::new());
+        for (ty, containers) in self.containers()? {
+            let at = first + descriptions.len();
+            for container in &containers {
+                let before = descriptions.len();
+                descriptions.resize(before + CodedContainer::DESCRIPTION_BYTES, 0);
+                container.describe(&mut descriptions[before..]);
+            }
+            coded.push((ty, containers, at));
+        }
+        let descriptions_end = first + descriptions.len();
+        let chunks = NearChunks { coded, plain: self.plain(), end: self.end, descriptions_end };
+        Ok((chunks, descriptions))
+    }
+
     /// Returns what the GPU is to decode, by type.
     fn containers(&self) -> Result<Vec<(TensorType, Vec<ContainerInRange>)>, DeviceError> {
         let mut by_type: Vec<(TensorType, Vec<ContainerInRange>)> = Vec::new();
@@ -247,22 +273,26 @@ impl CudaDevice {
     /// Returns an error if there is no such GPU, or if memory is missing.
     pub fn open(options: &CudaOptions) -> Result<CudaDevice, DeviceError> {
         let gpu = Gpu::open(options.ordinal).map_err(failed)?;
-        let slot_bytes = (options.pinned_bytes / SLOT_SHARE) as usize;
+        let memory = gpu.allocate(options.bytes as usize).map_err(failed)?;
+        let slot_bytes = (options.stage_bytes / SLOT_SHARE) as usize;
         let slot_bytes =
             slot_bytes.clamp(SLOT_BYTES_MIN, SLOT_BYTES_MAX).next_multiple_of(SLOT_ALIGNMENT);
-        let slots = ((options.pinned_bytes / slot_bytes as u64) as usize).max(SLOTS_MIN);
-        let memory = gpu.allocate(options.bytes as usize).map_err(failed)?;
-        let pool = Pool::new(options.threads);
-        pool.set_spin(SPIN);
+        let slots = ((options.stage_bytes / slot_bytes as u64) as usize).max(SLOTS_MIN);
+        let piece_bytes = options.pinned_bytes as usize / PIECES_MIN;
+        let piece_bytes =
+            piece_bytes.clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX).next_multiple_of(SLOT_ALIGNMENT);
+        let pieces = ((options.pinned_bytes / piece_bytes as u64) as usize).max(PIECES_MIN);
+        let pinned = PinnedPieces::new(&gpu, pieces, piece_bytes)?;
+        let stays_in_cache = 2 * pinned.bytes() <= last_cache_bytes();
         Ok(CudaDevice {
-            ring: Ring::new(&gpu, slots, slot_bytes)?,
+            stage: Stage::new(&gpu, slots, slot_bytes)?,
+            pinned,
             decoder: gpu.container_decoder().map_err(failed)?,
             copies: gpu.copy_stream().map_err(failed)?,
             decodes: gpu.copy_stream().map_err(failed)?,
             damaged: gpu.allocate_with(&[0_u32]).map_err(failed)?,
             memory: Arc::new(memory),
-            pool,
-            filled: Rate::default(),
+            copiers: Copiers::new(options.threads, stays_in_cache),
             copied: Rate::default(),
             decoded: Mutex::new(None),
             turns: AtomicUsize::new(0),
@@ -286,91 +316,62 @@ impl CudaDevice {
 
     /// Bytes of a slot that chunks may take. Descriptions are behind them.
     fn slot_room(&self) -> usize {
-        self.ring.slot_bytes() - DESCRIPTIONS
+        self.stage.slot_bytes - DESCRIPTIONS
     }
 
-    /// Copies chunks to a slot with all threads. This one runs `first` before.
+    /// Copies those bytes of a slot that are in a window to a piece, with all threads. This one runs `first` before.
     fn fill(
         &self,
-        mut slot: RingSlot,
-        batch: Batch,
+        piece: &mut Piece,
+        parts: &[(usize, &[u8])],
+        window: &Range<usize>,
         first: &mut dyn FnMut(),
-    ) -> Result<FilledSlot, DeviceError> {
-        let mut buffer = slot.take_memory()?;
-        let mut rest = buffer.as_mut_slice();
-        let (mut pieces, mut done) = (Vec::new(), 0);
-        for (chunk, range) in &batch.chunks {
-            let (_, from) = std::mem::take(&mut rest).split_at_mut(range.start - done);
-            let (own, behind) = from.split_at_mut(range.len());
-            (rest, done) = (behind, range.end);
-            pieces.extend(own.chunks_mut(PIECE_BYTES).zip(chunk.coded.chunks(PIECE_BYTES)));
-        }
-        let pieces = Mutex::new(pieces);
-        let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut began = Instant::now();
-        let mut first = || {
-            // Another caller may have filled its slot until now.
-            began = Instant::now();
-            first();
-        };
-        self.pool.run_after(&mut first, &|_| {
-            while let Some((to, from)) = next() {
-                copy_past_cache(to, from);
-            }
-        });
-        self.filled.add(batch.end as u64, began.elapsed());
-        slot.give_memory(buffer);
-        Ok(FilledSlot { slot, batch })
-    }
-
-    /// Queues the copies of a slot to the GPU.
-    fn send(&self, filled: FilledSlot) -> Result<NearSlot, DeviceError> {
-        let FilledSlot { mut slot, batch } = filled;
-        let by_type = batch.containers()?;
-        let mut buffer = slot.take_memory()?;
-        let mut at = batch.end.next_multiple_of(CHUNK_ALIGNMENT);
-        let mut coded = Vec::new();
-        for (ty, containers) in by_type {
-            let first = at;
-            for container in &containers {
-                let end = at + CodedContainer::DESCRIPTION_BYTES;
-                container.describe(&mut buffer.as_mut_slice()[at..end]);
-                at = end;
-            }
-            coded.push((ty, containers, first));
-        }
-        let (end, plain) = (batch.end, batch.plain());
-        let chunks = NearChunks { coded, plain, end, descriptions_end: at };
-        if let Some(used) = slot.used.take() {
-            self.copies.wait_for_point(&used).map_err(failed)?;
-        }
-        self.note_rates(&mut slot)?;
-        // Small copies would measure their overhead.
-        let measures = self.measures(batch.end);
-        let moment = || self.copies.moment().map_err(failed);
-        let began = measures.then(moment).transpose()?;
-        let copies = [(0..at, slot.staged(&(0..at)))];
-        slot.send_memory(self.copies.upload(buffer, copies).map_err(failed)?);
-        if let Some(began) = began {
-            slot.copied = Some((began, moment()?, batch.end as u64));
-        }
-        let copied = self.copies.point().map_err(failed)?;
-        Ok(NearSlot { slot, chunks, copied })
-    }
-
-    /// Returns true if work with so many bytes is measured: some of what is not small.
-    fn measures(&self, bytes: usize) -> bool {
-        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
-        turn.is_multiple_of(MEASURED) && bytes >= SLOT_BYTES_MIN / 2
-    }
-
-    /// Notes the rates that were measured when a slot was used the last time.
-    fn note_rates(&self, slot: &mut RingSlot) -> Result<(), DeviceError> {
-        if let Some((first, second, bytes)) = slot.copied.take() {
+    ) -> Result<(), DeviceError> {
+        let mut buffer = piece.take_memory()?;
+        if let Some((first, second, bytes)) = piece.copied.take() {
             let seconds = first.seconds_to(&second).map_err(failed)?;
             self.copied.add(bytes, Duration::from_secs_f64(seconds.max(0.0)));
         }
-        if let Some((first, second, bytes)) = slot.decoded.take() {
+        let inside = parts.iter().filter_map(|(at, bytes)| {
+            let (from, to) = (window.start.max(*at), window.end.min(at + bytes.len()));
+            (from < to).then(|| (from - window.start, &bytes[from - at..to - at]))
+        });
+        self.copiers.copy(inside, buffer.as_mut_slice(), first);
+        piece.give_memory(buffer);
+        Ok(())
+    }
+
+    /// Queues the copy of a piece to the GPU. Returns its slot if that is whole then.
+    fn send(&self, filled: FilledPiece) -> Result<Option<NearSlot>, DeviceError> {
+        let FilledPiece { mut piece, bytes, to, after, whole } = filled;
+        if let Some(after) = after {
+            self.copies.wait_for_point(&after).map_err(failed)?;
+        }
+        let moment = || self.copies.moment().map_err(failed);
+        // Small copies would measure their overhead.
+        let measures = self.measures(bytes, self.pinned.piece_bytes / 2);
+        let began = measures.then(moment).transpose()?;
+        let buffer = piece.take_memory()?;
+        piece.send_memory(self.copies.upload(buffer, [(0..bytes, to)]).map_err(failed)?);
+        if let Some(began) = began {
+            piece.copied = Some((began, moment()?, bytes as u64));
+        }
+        let near = |(slot, chunks)| -> Result<NearSlot, DeviceError> {
+            Ok(NearSlot { slot, chunks, copied: self.copies.point().map_err(failed)? })
+        };
+        whole.map(near).transpose()
+    }
+
+    /// Returns true if work with so many bytes is measured: some of what has at least `least`.
+    fn measures(&self, bytes: usize, least: usize) -> bool {
+        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
+        turn.is_multiple_of(MEASURED) && bytes >= least
+    }
+
+    /// Notes the rate at which a slot was decoded the last time, if that was measured and has ended.
+    fn note_decoded(&self, slot: &mut Slot) -> Result<(), DeviceError> {
+        let is_done = slot.used.as_ref().is_none_or(|used| self.is_reached(used));
+        if let Some((first, second, bytes)) = slot.decoded.take().filter(|_| is_done) {
             let seconds = first.seconds_to(&second).map_err(failed)?;
             if seconds > 0.0 {
                 let mut best = self.decoded.lock().unwrap_or_else(PoisonError::into_inner);
@@ -415,16 +416,16 @@ impl CudaDevice {
         keep: &mut Option<Keeping>,
     ) -> Result<(), DeviceError> {
         let NearSlot { mut slot, chunks, copied } = near;
-        let measures = !chunks.coded.is_empty() && self.measures(chunks.end);
+        let measures = !chunks.coded.is_empty() && self.measures(chunks.end, SLOT_BYTES_MIN / 2);
         let mut queue = || -> Result<_, CudaError> {
             let moment = || self.decodes.moment();
             self.decodes.wait_for_point(&copied)?;
             let began = measures.then(moment).transpose()?;
-            self.decode_chunks(&chunks, slot.stage, to)?;
+            self.decode_chunks(&chunks, slot.memory(), to)?;
             let ended = measures.then(moment).transpose()?;
             let kept = keep.as_mut().and_then(|keep| keep.take(chunks.descriptions_end));
             if let Some(kept) = kept {
-                self.decodes.copy(slot.stage, kept, chunks.descriptions_end)?;
+                self.decodes.copy(slot.memory(), kept, chunks.descriptions_end)?;
             }
             Ok((self.decodes.point()?, began.zip(ended), kept))
         };
@@ -439,7 +440,7 @@ impl CudaDevice {
                 Ok(())
             }
             Err(error) => {
-                slot.lose();
+                slot.is_lost = true;
                 Err(failed(error))
             }
         }
@@ -462,30 +463,56 @@ impl CudaDevice {
         Ok(point)
     }
 
-    /// Fills slot after slot, and sends each while the next one is filled. Returns false if it may not wait for a slot, and only those of loads are
-    /// left. `sent` gets what is near.
+    /// Fills slot after slot through pieces of pinned memory, and sends each piece while the next one is filled. Returns false if it may not wait for a
+    /// slot, and only those of loads are left. `sent` gets what is near.
     fn bring(
         &self,
         weights: &mut CudaWeights,
         waits: bool,
         sent: &mut dyn FnMut(NearSlot) -> Result<(), DeviceError>,
     ) -> Result<bool, DeviceError> {
-        let mut filled: Option<FilledSlot> = None;
-        let mut send = |filled: &mut Option<FilledSlot>| match filled.take() {
-            Some(filled) => sent(self.send(filled)?),
-            None => Ok(()),
+        let mut filled: Option<FilledPiece> = None;
+        let mut send = |filled: &mut Option<FilledPiece>| {
+            let near = filled.take().map(|filled| self.send(filled)).transpose()?.flatten();
+            near.map_or(Ok(()), &mut *sent)
         };
         while !weights.is_whole() {
             let slot = match waits {
-                true => Some(self.ring.take()?),
-                false => self.ring.take_if_more_than(SLOTS_OF_LOADS)?,
+                true => Some(self.stage.slots.take()?),
+                false => self.stage.slots.take_if_more_than(SLOTS_OF_LOADS)?,
             };
-            let Some(slot) = slot else { break };
+            let Some(mut slot) = slot else { break };
+            self.note_decoded(&mut slot)?;
             let batch = weights.next_batch(self.slot_room())?;
-            let mut queued = Ok(());
-            let now = self.fill(slot, batch, &mut || queued = send(&mut filled))?;
-            queued?;
-            filled = Some(now);
+            let (chunks, descriptions) = batch.described()?;
+            let mut parts: Vec<(usize, &[u8])> =
+                batch.chunks.iter().map(|(chunk, range)| (range.start, &*chunk.coded)).collect();
+            let end = chunks.descriptions_end;
+            parts.push((end - descriptions.len(), &descriptions));
+            let memory = slot.memory();
+            let mut after = slot.used.clone();
+            let mut whole = Some((slot, chunks));
+            for start in (0..end).step_by(self.pinned.piece_bytes) {
+                let window = start..end.min(start + self.pinned.piece_bytes);
+                let mut piece = match self.pinned.pieces.take_if_more_than(0)? {
+                    Some(piece) => piece,
+                    None => {
+                        // Those that wait for a piece have none.
+                        send(&mut filled)?;
+                        self.pinned.pieces.take()?
+                    }
+                };
+                let mut queued = Ok(());
+                self.fill(&mut piece, &parts, &window, &mut || queued = send(&mut filled))?;
+                queued?;
+                filled = Some(FilledPiece {
+                    piece,
+                    bytes: window.len(),
+                    to: memory.offset(start),
+                    after: after.take(),
+                    whole: if window.end == end { whole.take() } else { None },
+                });
+            }
             // What has arrived need not wait for the disk, which may need its buffers.
             if weights.is_late() {
                 send(&mut filled)?;
@@ -504,14 +531,19 @@ impl Device for CudaDevice {
     type Point = StreamPoint;
     type Moment = StreamMoment;
 
+    fn reserved_bytes(&self) -> (u64, u64) {
+        let stage = self.stage.slots.count() * self.stage.slot_bytes;
+        (self.memory.bytes() as u64 + stage as u64, self.pinned.bytes() as u64)
+    }
+
     fn stage_bytes(&self) -> u64 {
         // Groups share no slots, so these are not full.
-        let slots = self.ring.count().saturating_sub(SLOTS_OF_LOADS);
+        let slots = self.stage.slots.count().saturating_sub(SLOTS_OF_LOADS);
         (slots * self.slot_room() / 2) as u64
     }
 
     fn can_stage(&self) -> bool {
-        self.ring.has_more_than(SLOTS_OF_LOADS)
+        self.stage.slots.has_more_than(SLOTS_OF_LOADS)
     }
 
     fn stage(&self, weights: &mut CudaWeights) -> Result<bool, DeviceError> {
@@ -585,8 +617,12 @@ impl Device for CudaDevice {
 
     fn bytes_per_second(&self) -> Option<f64> {
         // Both work at the same time.
-        let (filled, copied) = (self.filled.bytes_per_second()?, self.copied.bytes_per_second());
+        let (filled, copied) = (self.copiers.bytes_per_second()?, self.copied.bytes_per_second());
         Some(copied.map_or(filled, |copied| filled.min(copied)))
+    }
+
+    fn pace(&self, part: f64) {
+        self.copiers.pace(part);
     }
 
     fn decoded_bytes_per_second(&self) -> Option<f64> {

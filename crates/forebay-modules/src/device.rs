@@ -19,6 +19,11 @@ pub trait Device: Send + Sync + 'static {
     /// A moment in a queue whose time can be compared with that of others.
     type Moment: Send + 'static;
 
+    /// Returns the bytes that the device has reserved for weights, and those of pinned memory.
+    fn reserved_bytes(&self) -> (u64, u64) {
+        (0, 0)
+    }
+
     /// Returns how many bytes of weights can be staged, as they are outside of the device.
     fn stage_bytes(&self) -> u64 {
         0
@@ -101,6 +106,11 @@ pub trait Device: Send + Sync + 'static {
 
     /// Returns how many bytes outside of the device a second brings into it, if anything was brought yet.
     fn bytes_per_second(&self) -> Option<f64>;
+
+    /// Notes for which part of the work of a pass weights are brought. More than 1 means that passes wait for them.
+    fn pace(&self, part: f64) {
+        let _ = part;
+    }
 
     /// Returns how many coded bytes a second decodes while nothing else is computed, if that is known.
     fn decoded_bytes_per_second(&self) -> Option<f64> {

@@ -89,6 +89,11 @@ impl Device for HostDevice {
     type Point = ();
     type Moment = Instant;
 
+    fn reserved_bytes(&self) -> (u64, u64) {
+        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        (places.values().map(|of| of.bytes().len() as u64).sum(), 0)
+    }
+
     fn load(
         &self,
         weights: Arriving,

@@ -9,8 +9,9 @@ use forebay_format::{FileIndex, StoredType, TensorType};
 #[cfg(feature = "cuda")]
 use forebay_modules::{CudaDevice, CudaOptions};
 use forebay_modules::{
-    DeviceError, Expansion, FileForm, GroupOptions, GroupTensor, HostDevice, ModuleWeights,
-    StreamError, Streamer, StreamerOptions, TensorFile, TensorFrom, WeightOptions, WeightsBuilder,
+    Device as _, DeviceError, Expansion, FileForm, GroupOptions, GroupTensor, HostDevice,
+    ModuleWeights, StreamError, Streamer, StreamerOptions, TensorFile, TensorFrom, WeightOptions,
+    WeightsBuilder,
 };
 use forebay_store::{Extent, FileSet};
 use pyo3::buffer::PyBuffer;
@@ -253,7 +254,7 @@ pub struct ModuleStream(Arc<Stream>);
 #[pymethods]
 impl ModuleStream {
     /// `units` are the groups of each module, `stays` the groups that stay in the device, `orders` the modules of each root in a likely order,
-    /// `gpu` the number of a GPU or None for RAM, and `memory` the bytes there.
+    /// `gpu` the number of a GPU or None for RAM, and `memory` the bytes there. A GPU has `stage` more for weights that wait, and `pinned` in RAM.
     #[new]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by position")]
     fn new(
@@ -264,6 +265,7 @@ impl ModuleStream {
         orders: Vec<Vec<usize>>,
         gpu: Option<usize>,
         memory: u64,
+        stage: u64,
         pinned: u64,
     ) -> PyResult<ModuleStream> {
         let threads = weights.threads;
@@ -277,7 +279,7 @@ impl ModuleStream {
                 let device = Arc::new(HostDevice::new());
                 Ok(Stream::Host(Streamer::new(device, weights, options)?))
             }
-            Some(ordinal) => on_gpu(ordinal, weights, options, pinned, threads),
+            Some(ordinal) => on_gpu(ordinal, weights, options, (stage, pinned), threads),
         });
         Ok(ModuleStream(Arc::new(made.map_err(|error| of_stream(py, &error))?)))
     }
@@ -345,6 +347,8 @@ impl ModuleStream {
 
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let of = with_stream!(self.0, stream => stream.statistics());
+        let (device_bytes, pinned_bytes) =
+            with_stream!(self.0, stream => stream.device().reserved_bytes());
         let all = [
             ("passes", of.passes),
             ("deviations", of.deviations),
@@ -352,6 +356,8 @@ impl ModuleStream {
             ("loaded_bytes", of.loaded_bytes),
             ("decoded", of.decoded),
             ("late_loads", of.late_loads),
+            ("device_bytes", device_bytes),
+            ("pinned_bytes", pinned_bytes),
         ];
         let all = all.into_py_dict(py)?;
         all.set_item("waited_seconds", of.waited.as_secs_f64())?;
@@ -396,14 +402,15 @@ fn on_gpu(
     ordinal: usize,
     weights: Arc<ModuleWeights>,
     options: StreamerOptions,
-    pinned_bytes: u64,
+    (stage_bytes, pinned_bytes): (u64, u64),
     threads: usize,
 ) -> Result<Stream, StreamError> {
     let _context = CallersContext::remember();
     let bytes = options.bytes;
     // The others are for Python, which queues the work, and for threads that queue loads.
     let threads = (3 * threads / 4).max(1);
-    let device = CudaDevice::open(&CudaOptions { ordinal, bytes, pinned_bytes, threads })?;
+    let options_of_device = CudaOptions { ordinal, bytes, stage_bytes, pinned_bytes, threads };
+    let device = CudaDevice::open(&options_of_device)?;
     Ok(Stream::Cuda(Streamer::new(Arc::new(device), weights, options)?, ordinal))
 }
 
@@ -412,7 +419,7 @@ fn on_gpu(
     _: usize,
     _: Arc<ModuleWeights>,
     _: StreamerOptions,
-    _: u64,
+    _: (u64, u64),
     _: usize,
 ) -> Result<Stream, StreamError> {
     Err(DeviceError::Device("forebay was built without support for GPUs".into()).into())

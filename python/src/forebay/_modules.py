@@ -21,8 +21,10 @@ _GIB = 1 << 30
 _NAMES = names_of_types()
 # Types of packs whose elements are BF16.
 _COMPACT = ("BF16_C256", "BF16_C2048")
-# Pinned memory: at most this, and at most this share of the weights.
-_PINNED_MAX, _PINNED_SHARE = _GIB, 0.1
+# Memory for weights that wait in the device to be decoded: at most this, and at most this share of the weights.
+_STAGE_MAX, _STAGE_SHARE = _GIB, 0.1
+# Pinned memory. More is copied no faster.
+_PINNED = 64 << 20
 
 
 def _is_quantised(kind: str) -> bool:
@@ -46,6 +48,10 @@ class ModuleStatistics(NamedTuple):
     """Groups that a module waited for before they were on their way."""
     waited_seconds: float
     """Time for which modules waited until weights were on their way."""
+    device_bytes: int
+    """Bytes that are reserved in the device for weights, and for those that wait to be decoded. In RAM, the memory has the size of what is used."""
+    pinned_bytes: int
+    """Bytes of pinned RAM."""
     weight_bytes: int
     """Bytes of all weights."""
     ram_bytes: int
@@ -126,7 +132,7 @@ class ModuleStream:
         # The types of those whose elements the file has in another form.
         self._kinds: dict[int, tuple[str, str | None]] = {}
 
-    def _begin(self, sources: list[Any], vram: int, ram: int | None, pinned: int | None) -> None:
+    def _begin(self, sources: list[Any], vram: int, ram: int | None, pinned: int) -> None:
         for module, source in zip(self._modules, sources, strict=True):
             if source is not None:
                 self._find(module, open_table(source))
@@ -274,7 +280,7 @@ class ModuleStream:
         if stays:
             self._stays.append(group)
 
-    def _start(self, vram: int, pinned: int | None) -> None:
+    def _start(self, vram: int, pinned: int) -> None:
         groups = 1 + max(weight.group for weight in self._weights)
         # Weights that are used outside of their modules are units of their own.
         units = [unit.groups for unit in self._units] + [[group] for group in range(groups)]
@@ -287,11 +293,10 @@ class ModuleStream:
                     if buffer is not None and buffer.device != self.device:
                         self._buffers.append((module, name, buffer))
                         module._buffers[name] = buffer.to(self.device)
-        if pinned is None:
-            outside = self._coded.statistics()
-            pinned = min(_PINNED_MAX, int((outside["ram_bytes"] + outside["file_bytes"]) * _PINNED_SHARE))
+        outside = self._coded.statistics()
+        stage = min(_STAGE_MAX, int((outside["ram_bytes"] + outside["file_bytes"]) * _STAGE_SHARE))
         gpu = None if self.device.type == "cpu" else self.device.index
-        self._native = _native.ModuleStream(self._coded, units, self._stays, orders, gpu, vram, pinned)
+        self._native = _native.ModuleStream(self._coded, units, self._stays, orders, gpu, vram, stage, pinned)
         if gpu is not None:
             with torch.inference_mode(False):
                 self._pool = torch.from_dlpack(self._native.memory(0))
@@ -619,7 +624,7 @@ def stream(
         source: What has the weights that are on "meta", by their names: safetensors files or their folder, a GGUF file, a pack, or URLs. For
             several modules, a list with one for each, or None.
         codec: "auto", or "none" to keep weights as they are.
-        pinned: Pinned RAM for copies. "auto" is a tenth of the weights, at most 1 GiB.
+        pinned: Pinned RAM for copies, at least 8 MiB. "auto" is 64 MiB.
 
     Raises:
         OptionError: The module is in training mode, or has weights that cannot be streamed or are not in the source.
@@ -648,5 +653,5 @@ def stream(
         if memory > free:
             raise OutOfMemoryError(f"vram is {memory} bytes, but {place} has {free} bytes free")
     made = ModuleStream(modules, place, codec != "none")
-    made._begin(sources, memory, None if ram is None else bytes_of(ram), None if pinned == "auto" else bytes_of(pinned))
+    made._begin(sources, memory, None if ram is None else bytes_of(ram), _PINNED if pinned == "auto" else bytes_of(pinned))
     return made

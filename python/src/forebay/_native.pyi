@@ -212,6 +212,7 @@ class ModuleStream:
         orders: Sequence[Sequence[int]],
         gpu: int | None,
         memory: int,
+        stage: int,
         pinned: int,
     ) -> ModuleStream: ...
     def begin(self, root: int) -> None: ...

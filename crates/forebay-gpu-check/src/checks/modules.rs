@@ -60,7 +60,7 @@ fn groups(random: &mut Random) -> Vec<Vec<(Option<Float>, Vec<u8>)>> {
 }
 
 fn device(bytes: u64) -> Result<Arc<CudaDevice>> {
-    let options = CudaOptions { ordinal: 0, bytes, pinned_bytes: 0, threads: 2 };
+    let options = CudaOptions { ordinal: 0, bytes, stage_bytes: 0, pinned_bytes: 0, threads: 2 };
     Ok(Arc::new(CudaDevice::open(&options)?))
 }
 

@@ -30,10 +30,10 @@ impl<D: Device> Shared<D> {
         };
         let value = |kept: &Kept| kept.value(&self.sizes, &uses) as f64;
         let mut saves = value(&kept) > BETTER * value(&state.kept);
-        if saves || state.has_new_times {
-            let costs = self.costs(0, 0);
-            let now = self.predict_all(state, &state.kept, &costs);
-            let (then, fastest) = self.fastest(state, vec![kept], &input, &costs);
+        let costs = (saves || state.has_new_times).then(|| self.costs(0, 0));
+        if let Some(costs) = &costs {
+            let now = self.predict_all(state, &state.kept, costs);
+            let (then, fastest) = self.fastest(state, vec![kept], &input, costs);
             saves |= now.zip(then).is_some_and(|(now, then)| now > FASTER * then);
             kept = fastest;
         }
@@ -41,6 +41,7 @@ impl<D: Device> Shared<D> {
         if !is_first && (!saves || in_use) {
             state.has_new_times &= saves;
             tell(&state.kept);
+            self.pace(state, costs.as_ref());
             return true;
         }
         if state.groups.iter().any(|of| matches!(of.place, Place::Queuing)) {
@@ -77,7 +78,23 @@ impl<D: Device> Shared<D> {
         state.room = Room::new(self.bytes - at, after.clone());
         state.after = after;
         state.failed.clear();
+        self.pace(state, costs.as_ref());
         true
+    }
+
+    /// Tells the device for which part of the work of passes weights are brought, if times are known.
+    fn pace(&self, state: &State<D>, costs: Option<&Costs>) {
+        let Some(costs) = costs else { return };
+        let (mut compute, mut load) = (0.0, 0.0);
+        for root in 0..state.measured.len() {
+            if let Some(pass) = self.predict_pass(state, root, &state.kept, costs) {
+                compute += pass.compute_seconds;
+                load += pass.load_seconds;
+            }
+        }
+        if compute > 0.0 {
+            self.device.pace(load / compute);
+        }
     }
 
     /// Returns how often each group is used, and the groups in the order of their first use.
