@@ -2,7 +2,8 @@
 
 #[cfg(feature = "cuda")]
 use forebay_cuda::CudaError;
-use forebay_engine::EngineError;
+use forebay_engine::load::LoadError;
+use forebay_engine::{DoesNotFit, GpuError};
 use forebay_format::{FormatError, at_least, at_most};
 use forebay_store::{ReadError, StoreError};
 
@@ -92,25 +93,27 @@ impl From<StoreError> for Failure {
     }
 }
 
-impl From<EngineError> for Failure {
-    fn from(error: EngineError) -> Failure {
+impl From<LoadError> for Failure {
+    fn from(error: LoadError) -> Failure {
         let words = match &error {
             // What a C program can do is less than what these errors advise, and it gives bytes.
             #[cfg(feature = "cuda")]
-            EngineError::Cuda(error) => error.to_string(),
-            EngineError::NoCuda => "this build of the library has no CUDA support".to_owned(),
-            EngineError::DoesNotFit { needed_bytes, free_bytes } => {
+            LoadError::Gpu(GpuError::Cuda(error)) => error.to_string(),
+            LoadError::Gpu(GpuError::NoCuda) => {
+                "this build of the library has no CUDA support".to_owned()
+            }
+            LoadError::DoesNotFit(DoesNotFit { needed_bytes, free_bytes }) => {
                 let (needed, free) = (at_least(*needed_bytes), at_most(*free_bytes));
                 format!("all weights need {needed} of memory, but {free} are free")
             }
-            EngineError::DoesNotFitDevice { gpu, needed_bytes, free_bytes, total_bytes } => {
+            LoadError::DoesNotFitDevice { gpu, needed_bytes, free_bytes, total_bytes } => {
                 let (needed, free) = (at_least(*needed_bytes), at_most(*free_bytes));
                 let total = at_most(*total_bytes);
                 format!(
                     "all weights need {needed} of device memory, but {free} of {total} are free on {gpu}"
                 )
             }
-            EngineError::OverBudget { gpu, needed_bytes, used_bytes, budget_bytes } => {
+            LoadError::OverBudget { gpu, needed_bytes, used_bytes, budget_bytes } => {
                 let (needed, used) = (at_least(*needed_bytes), at_least(*used_bytes));
                 // The caller gives this number in bytes.
                 let smallest = needed_bytes + used_bytes;
@@ -122,20 +125,21 @@ impl From<EngineError> for Failure {
             other => other.to_string(),
         };
         let status = match error {
-            EngineError::Format(FormatError::Io { .. }) => CANNOT_OPEN,
-            EngineError::Format(_) | EngineError::InPieces { .. } => BAD_FILES,
-            EngineError::Interrupted => CANCELLED,
-            EngineError::Store(error) => Failure::from(error).status,
+            LoadError::Format(FormatError::Io { .. }) => CANNOT_OPEN,
+            LoadError::Format(_) | LoadError::InPieces { .. } => BAD_FILES,
+            LoadError::Interrupted => CANCELLED,
+            LoadError::Store(error) => Failure::from(error).status,
             #[cfg(feature = "cuda")]
-            EngineError::Cuda(error) => of_cuda(&error),
-            EngineError::NoCuda => NO_DEVICE,
-            EngineError::DoesNotFit { .. }
-            | EngineError::DoesNotFitDevice { .. }
-            | EngineError::OverBudget { .. } => OUT_OF_MEMORY,
-            EngineError::ReadBack { .. } => DEVICE_FAILED,
-            EngineError::Load { cause, .. } => of_read(&cause).0,
-            EngineError::BadOption { .. } => INVALID_ARGUMENT,
-            _ => ENGINE_FAILED,
+            LoadError::Gpu(GpuError::Cuda(error)) => of_cuda(&error),
+            LoadError::Gpu(GpuError::NoCuda) => NO_DEVICE,
+            LoadError::DoesNotFit(_)
+            | LoadError::DoesNotFitDevice { .. }
+            | LoadError::OverBudget { .. } => OUT_OF_MEMORY,
+            LoadError::ReadBack { .. } => DEVICE_FAILED,
+            LoadError::Read { cause, .. } => of_read(&cause).0,
+            LoadError::Option(_) => INVALID_ARGUMENT,
+            #[cfg(feature = "cuda")]
+            LoadError::CuFile(_) => ENGINE_FAILED,
         };
         Failure { status, words }
     }

@@ -5,8 +5,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use forebay_engine::EngineError;
-use forebay_engine::pack::{Codec, PackOptions, pack};
+use forebay_engine::pack::{Codec, PackError, PackOptions, pack};
 use forebay_lab::synth::{SynthOptions, synthesize};
 use forebay_store::OutputFile;
 use support::{compile, compile_linked, here};
@@ -37,7 +36,7 @@ fn packed_as(codec: Codec, model: &Path, folder: &Path, number: usize) -> Option
     match pack(model, out, options, &mut |_, _| true) {
         Ok(_) => Some(packed),
         // A model that cannot run cannot be packed.
-        Err(EngineError::Model(_)) => None,
+        Err(PackError::Model(_)) => None,
         Err(error) => panic!("{}: {error}", model.display()),
     }
 }

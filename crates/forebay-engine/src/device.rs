@@ -1,10 +1,11 @@
 //! Choice of the device that computes, with the reason for it.
 
 use forebay_model::ModelError;
-use forebay_options::OptionName;
+use forebay_options::{BadOption, OptionName};
 
 use crate::gpu::{self, GpuPlan};
-use crate::{CpuOffload, EngineError, KvCacheType, KvInVram, SessionOptions};
+use crate::plan::PlanError;
+use crate::{CpuOffload, KvCacheType, KvInVram, SessionOptions};
 
 /// The device on which the user wants the model to be computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,28 +65,28 @@ pub(crate) fn wanted_gpu(options: &SessionOptions) -> Option<usize> {
 pub(crate) fn choose(
     options: &SessionOptions,
     dense: bool,
-    plan: impl FnOnce() -> Result<GpuPlan, EngineError>,
-) -> Result<Chosen, EngineError> {
+    plan: impl FnOnce() -> Result<GpuPlan, PlanError>,
+) -> Result<Chosen, PlanError> {
     if options.exact && options.kv_cache != KvCacheType::F16 {
-        return Err(EngineError::BadOption {
+        return Err(PlanError::Option(BadOption {
             name: OptionName::KvType,
             value: options.kv_cache.name().into(),
             expected: format!(
                 "{} keeps keys and values in f32: leave one of them out",
                 OptionName::Exact
             ),
-        });
+        }));
     }
     match options.device {
         DeviceChoice::Cpu => match options.gpu_option() {
-            Some(name) => Err(EngineError::BadOption {
+            Some(name) => Err(PlanError::Option(BadOption {
                 name,
                 value: "given".into(),
                 expected: format!(
                     "it is for a GPU, which {} does not use: leave one of them out",
                     OptionName::Device.with("cpu")
                 ),
-            }),
+            })),
             None => Ok(Chosen::cpu(None)),
         },
         DeviceChoice::Cuda(ordinal) => on_gpu(options, ordinal, dense, plan),
@@ -111,7 +112,7 @@ pub(crate) fn choose(
                 },
                 // A budget of VRAM may turn out to be too small. The other options say how a GPU computes, so they
                 // need one.
-                Err(EngineError::Model(
+                Err(PlanError::Model(
                     error @ (ModelError::VramTooSmall { .. } | ModelError::NotOnGpu { .. }),
                 )) if for_gpu.is_none_or(|name| name == OptionName::Vram) => {
                     Ok(Chosen::cpu(Some(error.to_string())))
@@ -124,16 +125,16 @@ pub(crate) fn choose(
 
 /// Explains that the option `name` needs a GPU, if `error` says that no GPU can be used. Returns other errors
 /// unchanged.
-fn without_gpu(name: OptionName, error: EngineError) -> EngineError {
+fn without_gpu(name: OptionName, error: PlanError) -> PlanError {
     if !gpu::is_unusable(&error) {
         return error;
     }
     let why = gpu::why_unusable(error).0;
-    EngineError::BadOption {
+    PlanError::Option(BadOption {
         name,
         value: "given".into(),
         expected: format!("it is for a GPU, and none can be used: {why}: leave it out"),
-    }
+    })
 }
 
 /// Chooses the requested GPU. Options for the CPU are accepted only if the CPU takes part: in experts, or in layers of
@@ -142,11 +143,11 @@ fn on_gpu(
     options: &SessionOptions,
     ordinal: usize,
     dense: bool,
-    plan: impl FnOnce() -> Result<GpuPlan, EngineError>,
-) -> Result<Chosen, EngineError> {
+    plan: impl FnOnce() -> Result<GpuPlan, PlanError>,
+) -> Result<Chosen, PlanError> {
     let refused = |name, why: &str| {
         let expected = format!("{why}: leave it out, or use {}", OptionName::Device.with("cpu"));
-        Err(EngineError::BadOption { name, value: "given".into(), expected })
+        Err(PlanError::Option(BadOption { name, value: "given".into(), expected }))
     };
     match host_option(options) {
         None => Ok(Chosen::cuda(plan()?, ordinal)),

@@ -6,6 +6,7 @@ use forebay_ops::RowKind;
 use forebay_stream::routing::{RoutingLayer, RoutingProfile};
 use forebay_stream::{Phase, RoutingTrace};
 
+use crate::routing_error::RoutingError;
 use crate::{EngineError, Session};
 
 /// Source of the experts that tokens choose.
@@ -55,8 +56,8 @@ impl Session {
     /// Makes all tokens from now on take their experts from `source`.
     ///
     /// # Errors
-    /// Returns [`EngineError::NoExperts`] for a dense model, [`EngineError::OtherRouting`] for a trace of another
-    /// shape, and [`EngineError::Profile`] for a profile that no model of this shape can have.
+    /// Returns [`RoutingError::NoExperts`] for a dense model, [`RoutingError::Other`] for a trace of another
+    /// shape, and [`RoutingError::Profile`] for a profile that no model of this shape can have.
     pub fn follow_routing(&mut self, source: RoutingSource) -> Result<(), EngineError> {
         self.refuse_mtp("the predicting layer follows its router only")?;
         let sequences = self.runner.decoder.backend().tables();
@@ -72,12 +73,12 @@ impl Session {
     /// Returns the trace that [`RoutingSource::Profile`] stands for.
     ///
     /// # Errors
-    /// Returns [`EngineError::NoExperts`] for a dense model, and [`EngineError::Profile`] if no model of this shape can
+    /// Returns [`RoutingError::NoExperts`] for a dense model, and [`RoutingError::Profile`] if no model of this shape can
     /// have the profile.
-    pub fn profiled(&self, profile: RoutingProfile) -> Result<Box<RoutingTrace>, EngineError> {
+    pub fn profiled(&self, profile: RoutingProfile) -> Result<Box<RoutingTrace>, RoutingError> {
         const SEED: u64 = 1;
         let trace = profile.trace(&self.routing_layers()?, SEED);
-        trace.map(Box::new).map_err(EngineError::Profile)
+        trace.map(Box::new).map_err(RoutingError::Profile)
     }
 }
 
@@ -86,7 +87,7 @@ impl Followed {
         source: RoutingSource,
         layers: Vec<RoutingLayer>,
         sequences: usize,
-    ) -> Result<Followed, EngineError> {
+    ) -> Result<Followed, RoutingError> {
         let (mut prompt, mut generated) = (Vec::new(), Vec::new());
         if let Some(trace) = source.trace() {
             let of = &trace.header().layers;
@@ -104,7 +105,7 @@ impl Followed {
             };
             if !same {
                 let (trace, model) = (sizes(of), sizes(&layers));
-                return Err(EngineError::OtherRouting { trace, model });
+                return Err(RoutingError::Other { trace, model });
             }
             for batch in trace.batches() {
                 let list = if batch.phase == Phase::Prompt { &mut prompt } else { &mut generated };
@@ -122,7 +123,7 @@ impl Followed {
                 generated.clone_from(&prompt);
             }
             if prompt.is_empty() {
-                return Err(EngineError::OtherRouting {
+                return Err(RoutingError::Other {
                     trace: "no whole token".into(),
                     model: "one at least to follow".into(),
                 });

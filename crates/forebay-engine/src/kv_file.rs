@@ -16,6 +16,15 @@ const MAGIC: [u8; 8] = *b"fbaykvs1";
 /// Most bytes of a header: more than the tokens of any context take.
 const HEADER_BYTES: u64 = 256 << 20;
 
+/// Errors of files with keys and values.
+#[derive(Debug, thiserror::Error)]
+pub enum KvFileError {
+    #[error("these keys and values cannot be used: {why}")]
+    Bad { why: String },
+    #[error("keys and values cannot be read or written: {0}")]
+    Io(std::io::Error),
+}
+
 /// Everything before the blocks.
 #[derive(Debug, Serialize, Deserialize)]
 struct Header {
@@ -100,13 +109,13 @@ impl Session {
         let header = Header::new(self.kv_file_identity()?, self.runner.rows(self.sequence));
         let header = serde_json::to_vec(&header).expect("the header has no maps");
         let mut to = Hashed::new(to);
-        let mut write = |bytes: &[u8]| to.write_all(bytes).map_err(EngineError::KvFile);
+        let mut write = |bytes: &[u8]| to.write_all(bytes).map_err(KvFileError::Io);
         write(&MAGIC)?;
         write(&(header.len() as u64).to_le_bytes())?;
         write(&header)?;
         self.runner.write_blocks(self.sequence, &mut to)?;
         let checksum = to.hash.finish();
-        to.write_all(&checksum.to_le_bytes()).map_err(EngineError::KvFile)?;
+        to.write_all(&checksum.to_le_bytes()).map_err(KvFileError::Io)?;
         Ok(to.bytes)
     }
 
@@ -114,14 +123,14 @@ impl Session {
     /// What follows has the bits that it would have had in the session that wrote them.
     ///
     /// # Errors
-    /// Returns [`EngineError::BadKvFile`] if `from` has other bytes than were written, or was made with another model, KV type,
+    /// Returns [`KvFileError::Bad`] if `from` has other bytes than were written, or was made with another model, KV type,
     /// device or build, or if the context is too small. Returns other errors if `from` or the device fails. The cache is empty
     /// then.
     pub fn read_kv(&mut self, from: &mut dyn Read) -> Result<usize, EngineError> {
-        let bad = |why: &str| EngineError::BadKvFile { why: why.into() };
+        let bad = |why: &str| EngineError::from(KvFileError::Bad { why: why.into() });
         let cut = |error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof => bad("it is cut off"),
-            _ => EngineError::KvFile(error),
+            _ => KvFileError::Io(error).into(),
         };
         self.reset();
         let mut from = Hashed::new(from);
@@ -136,7 +145,7 @@ impl Session {
             return Err(bad("its header is too long"));
         }
         let mut header = Vec::new();
-        (&mut from).take(length).read_to_end(&mut header).map_err(EngineError::KvFile)?;
+        (&mut from).take(length).read_to_end(&mut header).map_err(KvFileError::Io)?;
         if header.len() as u64 != length {
             return Err(bad("it is cut off"));
         }
@@ -161,10 +170,10 @@ impl Session {
         self.end_sequence();
         let read = self.runner.read_blocks(&rows, &mut from, |from| {
             let (own, mut checksum) = (from.hash.finish(), [0; 8]);
-            from.read_exact(&mut checksum).map_err(EngineError::KvFile)?;
+            from.read_exact(&mut checksum).map_err(KvFileError::Io)?;
             match u64::from_le_bytes(checksum) == own && from.read(&mut [0]).is_ok_and(|n| n == 0) {
                 true => Ok(()),
-                false => Err(EngineError::BadKvFile { why: "its checksum does not match".into() }),
+                false => Err(KvFileError::Bad { why: "its checksum does not match".into() }.into()),
             }
         });
         match read {
@@ -172,7 +181,7 @@ impl Session {
             Err(error) => {
                 self.begin_sequence();
                 return Err(match error {
-                    EngineError::KvFile(error) => cut(error),
+                    EngineError::KvFile(KvFileError::Io(error)) => cut(error),
                     error => error,
                 });
             }

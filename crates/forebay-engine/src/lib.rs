@@ -20,6 +20,7 @@ mod gpu;
 #[cfg(not(feature = "cuda"))]
 #[path = "no_gpu.rs"]
 mod gpu;
+mod gpu_error;
 mod identity;
 mod inspect;
 #[allow(
@@ -42,6 +43,7 @@ mod placed;
 pub mod plan;
 mod prefix;
 mod quantization;
+mod routing_error;
 mod routing_log;
 mod runner;
 mod session;
@@ -66,19 +68,22 @@ pub use forebay_model::KvInVram;
 pub use forebay_store::{Interrupt, give_back_free_memory, keep_little_free_memory, reached};
 pub use forebay_stream::LayerUses;
 pub use generate::{BenchRun, GenerateOptions, Generation, StopReason};
+pub use gpu_error::GpuError;
 pub use identity::digest;
 pub use inspect::{BlockKindBytes, Inspection, ModelInfo, TypeBytes, block_kind, inspect};
+pub use kv_file::KvFileError;
 pub use kv_tiers::{
     KvDisk, KvDiskType, KvFolder, KvFolderError, KvFolderNote, KvTierStatistics, OpenedKvFolder,
     kv_secret,
 };
-pub use memory::{default_budget_bytes, free_bytes, peak_resident_bytes};
+pub use memory::{DoesNotFit, default_budget_bytes, free_bytes, peak_resident_bytes};
 pub use mtp::MtpStatistics;
 pub use options::{CpuOffload, KvCacheType, SessionOptions};
 pub use parallel::ParallelRun;
 pub use passage::RecordedPassage;
 pub use placed::GpuStart;
 pub use prefix::{OWN_TOKENS, PrefixRun};
+pub use routing_error::RoutingError;
 pub use session::{PromptWatch, Session};
 pub use statistics::{Checks, ReadPath, SessionStatistics, SubLayerStatistics, WeightUse, median};
 pub use text::ModelText;

@@ -5,12 +5,29 @@ mod control_groups;
 use std::fs;
 use std::path::Path;
 
+use forebay_format::{at_least, at_most};
+use forebay_options::OptionName;
+
 /// Fraction of the free memory that is used when no budget is given. The rest is for the page cache, the key/value
 /// cache and other processes.
 const SHARE_OF_FREE: f64 = 0.75;
 
 /// Memory that a session needs beside weights, keys and values: activations, and buffers of threads and reads.
 const BESIDE_BYTES: u64 = 64 << 20;
+
+/// RAM is too small for all weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "all weights need {} of memory, but {} are free: end other programs, or run the model with a budget ({ram}), which \
+     streams the rest",
+    at_least(*needed_bytes),
+    at_most(*free_bytes),
+    ram = OptionName::Ram
+)]
+pub struct DoesNotFit {
+    pub needed_bytes: u64,
+    pub free_bytes: u64,
+}
 
 /// Returns the default budget in bytes: three quarters of [`free_bytes`].
 pub fn default_budget_bytes() -> u64 {

@@ -8,7 +8,7 @@ use forebay_model::arch::MTP_ROWS_MAX;
 use forebay_model::sampling::{Sampler, argmax};
 use forebay_model::{Architecture, Decoder};
 use forebay_ops::RowKind;
-use forebay_options::OptionName;
+use forebay_options::{BadOption, OptionName};
 use serde::Serialize;
 
 use crate::kv::SequenceId;
@@ -68,7 +68,11 @@ pub(crate) fn describe(
 }
 
 fn refused(why: &str) -> EngineError {
-    EngineError::BadOption { name: OptionName::Mtp, value: "on".into(), expected: why.into() }
+    EngineError::Option(BadOption {
+        name: OptionName::Mtp,
+        value: "on".into(),
+        expected: why.into(),
+    })
 }
 
 /// State of the predicting layer of a session, and of the last pass.
@@ -248,11 +252,11 @@ impl Session {
     fn require_mtp(&self) -> Result<(), EngineError> {
         match self.mtp {
             Some(_) => Ok(()),
-            None => Err(EngineError::BadOption {
+            None => Err(EngineError::Option(BadOption {
                 name: OptionName::Mtp,
                 value: "off".into(),
                 expected: "the layer that proposes tokens is not loaded".into(),
-            }),
+            })),
         }
     }
 

@@ -12,12 +12,13 @@ use forebay_stream::MemoryPlan;
 use crate::doctor::disk::Subject;
 use crate::doctor::gpu::{GpuReport, none};
 use crate::doctor::{ProfiledRead, ReadChoice};
+use crate::gpu_error::GpuError;
 use crate::load::{
-    ChosenPlan, DeviceRequest, HeldWeights, HoldRequest, LoadLimit, LoadRequest, Loaded,
+    ChosenPlan, DeviceRequest, HeldWeights, HoldRequest, LoadError, LoadLimit, LoadRequest, Loaded,
     LoadedTensor, Sources,
 };
 use crate::placed::{Described, Placed};
-use crate::plan::{PlanRequest, PlannedModel};
+use crate::plan::{PlanError, PlanRequest, PlannedModel};
 use crate::{EngineError, SessionOptions};
 
 /// Layout of a model on a GPU. It has no values, because there is no GPU.
@@ -57,11 +58,11 @@ impl OpenGpu {
         None
     }
 
-    pub fn room_bytes(&self, _: Option<u64>) -> Result<u64, EngineError> {
+    pub fn room_bytes(&self, _: Option<u64>) -> Result<u64, PlanError> {
         match *self {}
     }
 
-    pub fn budget_bytes(&self, _: u64) -> Result<u64, EngineError> {
+    pub fn budget_bytes(&self, _: u64) -> Result<u64, PlanError> {
         match *self {}
     }
 }
@@ -90,8 +91,8 @@ impl Opening {
         _context: usize,
         _: &Catalog,
         _: &mut Duration,
-    ) -> Result<GpuPlan, EngineError> {
-        Err(EngineError::NoCuda)
+    ) -> Result<GpuPlan, PlanError> {
+        Err(GpuError::NoCuda.into())
     }
 }
 
@@ -107,12 +108,12 @@ impl Described<'_> {
     }
 }
 
-pub(crate) fn is_unusable(error: &EngineError) -> bool {
-    matches!(error, EngineError::NoCuda)
+pub(crate) fn is_unusable(error: &PlanError) -> bool {
+    matches!(error, PlanError::Gpu(GpuError::NoCuda))
 }
 
 /// Returns the reason in words. The `false` means that the fall back to the CPU is not announced.
-pub(crate) fn why_unusable(_: EngineError) -> (String, bool) {
+pub(crate) fn why_unusable(_: PlanError) -> (String, bool) {
     ("this build has no CUDA support".to_owned(), false)
 }
 
@@ -128,8 +129,8 @@ pub(crate) fn total_bytes(facts: &Facts) -> u64 {
     match *facts {}
 }
 
-pub(crate) fn none_in_profile() -> EngineError {
-    EngineError::NoCuda
+pub(crate) fn none_in_profile() -> PlanError {
+    GpuError::NoCuda.into()
 }
 
 pub(crate) fn share(
@@ -141,7 +142,7 @@ pub(crate) fn share(
 }
 
 pub(crate) fn measure(_: &Subject, _: &ProfiledRead, _: &Interrupt) -> GpuReport {
-    none(0, &why_unusable(EngineError::NoCuda).0)
+    none(0, &why_unusable(GpuError::NoCuda.into()).0)
 }
 
 pub(crate) fn load(
@@ -152,8 +153,8 @@ pub(crate) fn load(
     _: &ReadChoice,
     _: &mut LoadLimit,
     _: &mut dyn FnMut(u64, u64),
-) -> Result<Loaded, EngineError> {
-    Err(EngineError::NoCuda)
+) -> Result<Loaded, LoadError> {
+    Err(GpuError::NoCuda.into())
 }
 
 pub(crate) fn hold(
@@ -164,13 +165,13 @@ pub(crate) fn hold(
     _: DeviceRequest,
     _: &ReadChoice,
     _: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
-) -> Result<HeldWeights, EngineError> {
-    Err(EngineError::NoCuda)
+) -> Result<HeldWeights, LoadError> {
+    Err(GpuError::NoCuda.into())
 }
 
 pub(crate) fn hold_chosen(
     _: &ChosenPlan<'_>,
     _: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
-) -> Result<Vec<LoadedTensor>, EngineError> {
-    Err(EngineError::NoCuda)
+) -> Result<Vec<LoadedTensor>, LoadError> {
+    Err(GpuError::NoCuda.into())
 }

@@ -3,15 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_model::{CpuOffloadRates, KvCapacity, KvInVram, SubLayerRates};
+use forebay_model::{Architecture, CpuOffloadRates, KvCapacity, KvInVram, SubLayerRates};
 use forebay_ops::KvType;
-use forebay_options::OptionName;
+use forebay_options::{BadOption, OptionName};
 use forebay_store::{FaultPlan, Interrupt, IoKind, IoRecorder};
 use forebay_stream::PolicyKind;
 use forebay_text::Tokenizer;
 
-use crate::EngineError;
 use crate::device::DeviceChoice;
+
+/// Number of positions reserved if the user does not choose one. It is enough for a long conversation and affordable on
+/// a small machine.
+const DEFAULT_CONTEXT: usize = 4096;
 
 /// Options of a session that a user may choose.
 #[derive(Debug, Clone)]
@@ -141,14 +144,31 @@ impl KvCacheType {
 }
 
 impl SessionOptions {
+    /// Returns the number of positions of context: those that are asked for, or as many as the model was trained for, up to a bound.
+    ///
+    /// # Errors
+    /// Returns an error if the model was trained for fewer.
+    pub(crate) fn context_for(&self, architecture: &Architecture) -> Result<usize, BadOption> {
+        let trained = architecture.context_trained;
+        let context = self.context.unwrap_or(trained.min(DEFAULT_CONTEXT));
+        if context == 0 || context > trained {
+            return Err(BadOption {
+                name: OptionName::Context,
+                value: context.to_string(),
+                expected: format!("this model was trained for 1 to {trained} positions"),
+            });
+        }
+        Ok(context)
+    }
+
     /// Returns what the key/value cache has room for if a sequence has `context` positions.
     ///
     /// # Errors
     /// Returns an error if there are too few positions for one sequence.
-    pub(crate) fn kv_capacity(&self, context: usize) -> Result<KvCapacity, EngineError> {
+    pub(crate) fn kv_capacity(&self, context: usize) -> Result<KvCapacity, BadOption> {
         let tokens = self.kv_tokens;
         if let Some(tokens) = tokens.filter(|tokens| *tokens < context) {
-            return Err(EngineError::BadOption {
+            return Err(BadOption {
                 name: OptionName::KvTokens,
                 value: tokens.to_string(),
                 expected: format!(

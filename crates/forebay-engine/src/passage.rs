@@ -99,6 +99,6 @@ impl Session {
         let ran = self.run_tokens(row_kind(phase), ids, Logits::Last, output, Some(rows));
         self.logits = logits;
         ran?;
-        self.record(phase, rows)
+        Ok(self.record(phase, rows)?)
     }
 }

@@ -11,6 +11,7 @@ use forebay_stream::{Block, Phase};
 use forebay_text::Tokenizer;
 use twox_hash::XxHash3_64;
 
+use crate::routing_error::RoutingError;
 use crate::runner::{Logits, Outputs};
 use crate::{EngineError, Session};
 
@@ -27,8 +28,8 @@ impl Session {
     /// earlier, for studies of predictors. On a GPU, tokens are then queued kernel by kernel, without a CUDA graph.
     ///
     /// # Errors
-    /// Returns [`EngineError::NoExperts`] for a dense model, [`EngineError::NoScores`] if the device does not give
-    /// scores, and [`EngineError::RoutingTrace`] if `out` cannot be written.
+    /// Returns [`RoutingError::NoExperts`] for a dense model, [`RoutingError::NoScores`] if the device does not give
+    /// scores, and [`RoutingError::Write`] if `out` cannot be written.
     pub fn record_routing(
         &mut self,
         out: Box<dyn Write + Send>,
@@ -37,9 +38,9 @@ impl Session {
         self.refuse_mtp("the routing of proposals is not recorded")?;
         let header = RoutingHeader { scores, ..self.routing_header()? };
         if scores && !self.runner.decoder.backend().gives_early_scores() {
-            return Err(EngineError::NoScores);
+            return Err(RoutingError::NoScores.into());
         }
-        let recorder = RoutingRecorder::new(out, header).map_err(EngineError::RoutingTrace)?;
+        let recorder = RoutingRecorder::new(out, header).map_err(RoutingError::Write)?;
         let rows = Routing { scores: scores.then(Vec::new), ..Routing::default() };
         self.routing = Some(RoutingLog { recorder, rows });
         Ok(())
@@ -54,10 +55,10 @@ impl Session {
     /// Completes the trace that [`Session::record_routing`] started, if one is in progress.
     ///
     /// # Errors
-    /// Returns [`EngineError::RoutingTrace`] if the trace cannot be written.
-    pub fn end_routing(&mut self) -> Result<(), EngineError> {
+    /// Returns [`RoutingError::Write`] if the trace cannot be written.
+    pub fn end_routing(&mut self) -> Result<(), RoutingError> {
         match self.routing.take() {
-            Some(log) => log.recorder.finish().map_err(EngineError::RoutingTrace),
+            Some(log) => log.recorder.finish().map_err(RoutingError::Write),
             None => Ok(()),
         }
     }
@@ -65,8 +66,8 @@ impl Session {
     /// Returns the number and size of the experts in each layer. Dense layers have zeros.
     ///
     /// # Errors
-    /// Returns [`EngineError::NoExperts`] if all layers are dense.
-    pub fn routing_layers(&self) -> Result<Vec<RoutingLayer>, EngineError> {
+    /// Returns [`RoutingError::NoExperts`] if all layers are dense.
+    pub fn routing_layers(&self) -> Result<Vec<RoutingLayer>, RoutingError> {
         let architecture = self.runner.decoder.architecture();
         let blocks = &self.runner.decoder.weights().blocks.experts;
         let bytes = |layer: usize| {
@@ -86,12 +87,12 @@ impl Session {
             })
             .collect();
         if layers.iter().all(|layer| layer.used == 0) {
-            return Err(EngineError::NoExperts);
+            return Err(RoutingError::NoExperts);
         }
         Ok(layers)
     }
 
-    fn routing_header(&self) -> Result<RoutingHeader, EngineError> {
+    fn routing_header(&self) -> Result<RoutingHeader, RoutingError> {
         let layers = self.routing_layers()?;
         let info = self.info();
         let file = info.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -106,9 +107,9 @@ impl Session {
     }
 
     /// Starts a turn of the recording, if one is in progress.
-    pub(crate) fn begin_turn(&mut self, prompt: &[u32]) -> Result<(), EngineError> {
+    pub(crate) fn begin_turn(&mut self, prompt: &[u32]) -> Result<(), RoutingError> {
         match &mut self.routing {
-            Some(log) => log.recorder.turn(prompt).map_err(EngineError::RoutingTrace),
+            Some(log) => log.recorder.turn(prompt).map_err(RoutingError::Write),
             None => Ok(()),
         }
     }
@@ -132,11 +133,11 @@ impl Session {
         let Some(log) = &mut self.routing else { return Ok(()) };
         let batch_tokens = self.runner.decoder.backend().batch_tokens();
         let RoutingLog { recorder, rows } = log;
-        write(recorder, phase, rows, batch_tokens)
+        Ok(write(recorder, phase, rows, batch_tokens)?)
     }
 
     /// Records rows that the caller obtained from [`Session::routing_rows`].
-    pub(crate) fn record(&mut self, phase: Phase, rows: &Routing) -> Result<(), EngineError> {
+    pub(crate) fn record(&mut self, phase: Phase, rows: &Routing) -> Result<(), RoutingError> {
         let batch_tokens = self.runner.decoder.backend().batch_tokens();
         let Some(log) = &mut self.routing else { return Ok(()) };
         write(&mut log.recorder, phase, rows, batch_tokens)
@@ -148,10 +149,10 @@ fn write(
     phase: Phase,
     rows: &Routing,
     batch_tokens: usize,
-) -> Result<(), EngineError> {
+) -> Result<(), RoutingError> {
     let scores = rows.scores.as_deref().unwrap_or(&[]);
     let recorded = recorder.record(phase, &rows.experts, &rows.weights, scores, batch_tokens);
-    recorded.map_err(EngineError::RoutingTrace)
+    recorded.map_err(RoutingError::Write)
 }
 
 /// Returns the kind of the rows of a phase.

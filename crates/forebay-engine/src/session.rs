@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use forebay_compute::{Arithmetic, Cpu, Isa, default_threads};
 use forebay_format::Catalog;
-use forebay_model::{Architecture, Decoder, ModelError, Routing, Weights};
+use forebay_model::{Decoder, ModelError, Routing, Weights};
 use forebay_ops::{KV_BLOCK, KvType, RowKind};
-use forebay_options::OptionName;
+use forebay_options::{BadOption, OptionName};
 use forebay_store::FileSet;
 use forebay_stream::{MemoryPlan, Phase, PolicyKind, Residency};
 use forebay_text::{ChatTemplate, Tokenizer};
@@ -34,10 +34,6 @@ use crate::{EngineError, SessionStatistics, peak_resident_bytes};
 /// Progress callback for prompts, called after each layer of each pass with (tokens done, tokens in the prompt). Tokens
 /// that have passed some of the layers count in part. It must not allocate and should return quickly.
 pub type PromptWatch = Box<dyn FnMut(usize, usize) + Send>;
-
-/// Number of positions reserved if the user does not choose one. It is enough for a long conversation and affordable on
-/// a small machine.
-const DEFAULT_CONTEXT: usize = 4096;
 
 /// An open model with its key/value cache.
 pub struct Session {
@@ -101,7 +97,7 @@ impl Session {
             files = files.recorded(recorder);
         }
         let checks = Checks::requested(&catalog, options.verify)?;
-        let context = context(options, &architecture)?;
+        let context = options.context_for(&architecture)?;
         let chat_template = ChatTemplate::from_catalog(&catalog)?;
         let info = ModelInfo::new(&catalog, &architecture);
         let vocabulary = architecture.vocabulary;
@@ -558,27 +554,11 @@ pub(crate) fn offload_host(options: &SessionOptions) -> Result<Cpu, EngineError>
     host(&SessionOptions { threads: Some(threads), ..options.clone() })
 }
 
-pub(crate) fn context(
-    options: &SessionOptions,
-    architecture: &Architecture,
-) -> Result<usize, EngineError> {
-    let trained = architecture.context_trained;
-    let context = options.context.unwrap_or(trained.min(DEFAULT_CONTEXT));
-    if context == 0 || context > trained {
-        return Err(EngineError::BadOption {
-            name: OptionName::Context,
-            value: context.to_string(),
-            expected: format!("this model was trained for 1 to {trained} positions"),
-        });
-    }
-    Ok(context)
-}
-
-fn threads(options: &SessionOptions) -> Result<usize, EngineError> {
+fn threads(options: &SessionOptions) -> Result<usize, BadOption> {
     match options.threads {
         None => Ok(0),
         Some(count) if (1..=256).contains(&count) => Ok(count),
-        Some(count) => Err(EngineError::BadOption {
+        Some(count) => Err(BadOption {
             name: OptionName::Threads,
             value: count.to_string(),
             expected: "it must be from 1 to 256".into(),

@@ -2,14 +2,14 @@
 
 use forebay_format::Catalog;
 use forebay_model::{DeviceExperts, DeviceSubLayers, VramUse};
-use forebay_options::OptionName;
+use forebay_options::{BadOption, OptionName};
 use forebay_store::EngineInfo;
 use forebay_stream::{LayerUses, Residency, StreamStatistics};
 use serde::{Deserialize, Serialize};
 
+use crate::Session;
 use crate::mtp::MtpStatistics;
 use crate::placed::GpuStart;
-use crate::{EngineError, Session};
 
 /// Statistics of a session and the code paths it took. All values are in raw units, and none is rounded.
 #[derive(Debug, Clone, Serialize)]
@@ -112,10 +112,10 @@ impl Checks {
     ///
     /// # Errors
     /// Returns an error if the user disables checksums of a file that has none.
-    pub(crate) fn requested(catalog: &Catalog, verify: bool) -> Result<Checks, EngineError> {
+    pub(crate) fn requested(catalog: &Catalog, verify: bool) -> Result<Checks, BadOption> {
         let checks = Checks::of(catalog, verify);
         if checks == Checks::None && !verify {
-            return Err(EngineError::BadOption {
+            return Err(BadOption {
                 name: OptionName::NoVerify,
                 value: "given".into(),
                 expected: "only packs (.fbay) have checksums, and this model is none".into(),

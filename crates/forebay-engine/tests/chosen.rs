@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_engine::EngineError;
+use forebay_engine::load::LoadError;
 use forebay_engine::load::{
     Choice, ChosenRequest, DimensionSlice, Next, StreamOrder, TensorStream, load_chosen,
 };
 use forebay_engine::pack::{PackOptions, pack};
 use forebay_format::{Catalog, StoredType, TensorType, WeightsTable, dequantize};
-use forebay_options::OptionName;
+use forebay_options::{BadOption, OptionName};
 use forebay_store::{FileSet, IoRecorder, OutputFile};
 use loaded::{bytes, going_on};
 use support::{fixtures, write_safetensors};
@@ -168,7 +168,7 @@ fn other_tensors_are_not_read() {
 type Tensors = Vec<(String, Vec<u8>)>;
 
 /// Returns all tensors of a stream, and the largest number of bytes of memory that they took at a time.
-fn drained(mut stream: TensorStream) -> Result<(Tensors, u64), EngineError> {
+fn drained(mut stream: TensorStream) -> Result<(Tensors, u64), LoadError> {
     let (mut all, mut most) = (Vec::new(), 0);
     loop {
         match stream.next(Duration::from_secs(20))? {
@@ -213,7 +213,7 @@ fn streams_keep_the_order_and_the_budget() {
     assert_eq!(order, wanted.collect::<Vec<_>>());
     assert!(matches!(
         start(whole(&table), 1 << 19).map(|_| ()),
-        Err(EngineError::BadOption { name: OptionName::Budget, .. })
+        Err(LoadError::Option(BadOption { name: OptionName::Budget, .. }))
     ));
     let mut backwards = whole(&table);
     backwards.reverse();
@@ -237,16 +237,16 @@ fn loads_end_early_and_report_damage() {
     let table = open(&file);
     let request = ChosenRequest::default();
     let stopped = load_chosen(&table, &whole(&table), &request, &mut |_, _| ControlFlow::Break(()));
-    assert!(matches!(stopped, Err(EngineError::Interrupted)));
+    assert!(matches!(stopped, Err(LoadError::Interrupted)));
     request.interrupt.request();
     let stopped = load_chosen(&table, &whole(&table), &request, &mut going_on);
-    assert!(matches!(stopped, Err(EngineError::Interrupted)));
+    assert!(matches!(stopped, Err(LoadError::Interrupted)));
 
     let request = ChosenRequest::default();
     let bad = DimensionSlice { dimension: 0, start: 5, stop: (1 << 20) + 1 };
     let choice = Choice { tensor: 0, slice: Some(bad) };
     let refused = load_chosen(&table, &[choice], &request, &mut going_on);
-    assert!(matches!(refused, Err(EngineError::BadOption { name: OptionName::Slices, .. })));
+    assert!(matches!(refused, Err(LoadError::Option(BadOption { name: OptionName::Slices, .. }))));
 
     let opened = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
     opened.set_len(3 << 20).unwrap();

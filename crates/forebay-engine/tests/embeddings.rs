@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use forebay_engine::engine::{EngineOptions, Event, Pooling, Request, RequestEnd};
+use forebay_engine::engine::{EngineOptions, Event, Pooling, Request, RequestEnd, SnapshotError};
 use forebay_engine::{Engine, EngineError, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
 use logits::{References, json, prompt};
@@ -129,5 +129,5 @@ fn an_embedding_has_no_snapshot() {
     let mut engine = Engine::new(open(&path, 1, None), &EngineOptions::default());
     let embedding = request(&[1, 2, 3], Some(Pooling::Mean), 0);
     let id = engine.submit(embedding, Box::new(|_| ControlFlow::Continue(()))).unwrap();
-    assert!(matches!(engine.snapshot(id), Err(EngineError::NoSnapshot)));
+    assert!(matches!(engine.snapshot(id), Err(EngineError::Snapshot(SnapshotError::None))));
 }

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use forebay_engine::engine::{EngineOptions, Event, Request, RequestEnd};
+use forebay_engine::engine::{EngineOptions, Event, Request, RequestEnd, SnapshotError};
 use forebay_engine::{Engine, EngineError, GenerateOptions, Session, SessionOptions};
 use forebay_grammar::{Compiler, Grammar, Rules};
 use forebay_model::sampling::Sampling;
@@ -208,9 +208,9 @@ fn limits_of_requests_with_a_grammar() {
         ControlFlow::Continue(())
     });
     let id = engine.submit(request, sink).unwrap();
-    assert!(matches!(engine.snapshot(id), Err(EngineError::NoSnapshot)));
+    assert!(matches!(engine.snapshot(id), Err(EngineError::Snapshot(SnapshotError::None))));
     assert!(engine.step().unwrap());
-    assert!(matches!(engine.snapshot(id), Err(EngineError::NoSnapshot)));
+    assert!(matches!(engine.snapshot(id), Err(EngineError::Snapshot(SnapshotError::None))));
     engine.drain().unwrap();
     assert!(*tokens.lock().unwrap() > 10);
 }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_engine::doctor::{self, DoctorRequest};
-use forebay_engine::load::{LoadRequest, load};
+use forebay_engine::doctor::{self, DoctorError, DoctorRequest};
+use forebay_engine::load::{LoadError, LoadRequest, load};
 use forebay_engine::{
     EngineError, GenerateOptions, Generation, Interrupt, Session, SessionOptions, StopReason,
 };
@@ -174,7 +174,7 @@ fn loads_end() {
     };
     let since = soon(&interrupt);
     let loaded = load(&path, &request, &mut |_, _| {});
-    assert!(matches!(loaded, Err(EngineError::Interrupted)));
+    assert!(matches!(loaded, Err(LoadError::Interrupted)));
     assert!(since.elapsed() < SOON);
 }
 
@@ -194,7 +194,7 @@ fn measurements_end_and_leave_no_file() {
                 asked = Some(Instant::now());
             }
         });
-        assert!(matches!(examined, Err(EngineError::Interrupted)), "{step_to_stop}");
+        assert!(matches!(examined, Err(DoctorError::Interrupted)), "{step_to_stop}");
         assert!(asked.is_some_and(|asked| asked.elapsed() < SOON), "{step_to_stop}");
     }
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);

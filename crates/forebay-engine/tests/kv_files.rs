@@ -6,7 +6,9 @@ use std::io::{self, Read};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use forebay_engine::{EngineError, GenerateOptions, KvCacheType, Session, SessionOptions};
+use forebay_engine::{
+    EngineError, GenerateOptions, KvCacheType, KvFileError, Session, SessionOptions,
+};
 use forebay_model::sampling::Sampling;
 use support::{fixture, models, recurrent_models};
 
@@ -81,7 +83,7 @@ fn other_bytes_are_refused_and_the_cache_is_empty_then() {
     let mut refused = |bytes: &[u8], reason: &str| {
         go_on(&mut session, 3, 20);
         let error = session.read_kv(&mut &bytes[..]).unwrap_err();
-        assert!(matches!(error, EngineError::BadKvFile { .. }), "{error:?}");
+        assert!(matches!(error, EngineError::KvFile(KvFileError::Bad { .. })), "{error:?}");
         assert!(error.to_string().contains(reason), "{error} does not say: {reason}");
         assert!(session.cached_tokens().is_empty());
     };

@@ -17,7 +17,7 @@ use forebay_engine::{
     Engine, EngineError, KvCacheType, KvDisk, KvDiskFaults, KvDiskOperation, KvDiskOptions,
     KvDiskStore, KvDiskType, Session, SessionOptions,
 };
-use forebay_options::OptionName;
+use forebay_options::{BadOption, OptionName};
 use requests::Answer;
 use support::{fixture, models};
 use tempfile::TempDir;
@@ -261,7 +261,10 @@ fn blocks_may_be_rounded_for_the_disk() {
     let small = SessionOptions { kv_cache: KvCacheType::Q8_0, ..SessionOptions::default() };
     let mut small = engine(&models()[0], 64 << 20, small);
     let refused = small.set_kv_disk(KvDisk { store, ty: KvDiskType::Q8_0 }, "a model");
-    assert!(matches!(refused, Err(EngineError::BadOption { name: OptionName::KvDiskType, .. })));
+    assert!(matches!(
+        refused,
+        Err(EngineError::Option(BadOption { name: OptionName::KvDiskType, .. }))
+    ));
 }
 
 /// Fails every so many operations, and waits before every so many.

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_engine::EngineError;
+use forebay_engine::load::LoadError;
 use forebay_engine::load::{
     Choice, ChosenRequest, DimensionSlice, LoadedTensor, Next, StreamOrder, TensorStream,
     load_chosen,
@@ -286,7 +286,7 @@ fn late_answers_are_asked_for_again() {
 /// Returns the words of the error of a load.
 fn refused(table: &WeightsTable, request: &ChosenRequest) -> String {
     let error = load_chosen(table, &whole(table), request, &mut going_on).err().unwrap();
-    let EngineError::Load { .. } = &error else { panic!("{error}") };
+    let LoadError::Read { .. } = &error else { panic!("{error}") };
     let mut words = error.to_string();
     let mut cause = std::error::Error::source(&error);
     while let Some(error) = cause {
@@ -395,7 +395,7 @@ fn interrupts_and_dropped_streams_end_requests() {
         asks.request();
     });
     let stopped = load_chosen(&table, &whole(&table), &request, &mut going_on);
-    assert!(matches!(stopped, Err(EngineError::Interrupted)));
+    assert!(matches!(stopped, Err(LoadError::Interrupted)));
     assert!(started.elapsed() < HANGS, "{:?}", started.elapsed());
     waits.join().unwrap();
     interrupt.clear();
@@ -407,7 +407,7 @@ fn interrupts_and_dropped_streams_end_requests() {
         false => ControlFlow::Continue(()),
     };
     let stopped = load_chosen(&table, &whole(&table), &request, &mut enough);
-    assert!(matches!(stopped, Err(EngineError::Interrupted)));
+    assert!(matches!(stopped, Err(LoadError::Interrupted)));
     assert!(started.elapsed() < HANGS, "{:?}", started.elapsed());
 
     // A stream that is dropped.

@@ -7,12 +7,12 @@ use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use forebay_engine::pack::{Codec, PackOptions, pack, to_gguf, to_hugging_face, verify};
+use forebay_engine::pack::{Codec, PackError, PackOptions, pack, to_gguf, to_hugging_face, verify};
 use forebay_engine::{Checks, EngineError, Session, SessionOptions};
 use forebay_format::pack::{BlockKind, parse_pack_bytes};
 use forebay_format::{Catalog, Extent, FileIndex, TensorInfo};
 use forebay_model::{Architecture, Weights};
-use forebay_options::OptionName;
+use forebay_options::{BadOption, OptionName};
 use forebay_store::{
     Arena, BlockLabel, BlockLayout, BlockRead, EngineOptions, FaultKind, FaultPlan, FileSet,
     IoKind, LoadItem, LoadOptions, Loaded, Loader, OutputFile, Priority, ReadError, SlotBuffer,
@@ -30,11 +30,11 @@ fn create(path: &Path) -> OutputFile {
 }
 
 /// Packs `source` and returns the path of the pack.
-fn packed(source: &Path, folder: &Path) -> Result<PathBuf, EngineError> {
+fn packed(source: &Path, folder: &Path) -> Result<PathBuf, PackError> {
     packed_as(Codec::Auto, source, folder)
 }
 
-fn packed_as(codec: Codec, source: &Path, folder: &Path) -> Result<PathBuf, EngineError> {
+fn packed_as(codec: Codec, source: &Path, folder: &Path) -> Result<PathBuf, PackError> {
     let out = folder.join("model.fbay");
     let options = PackOptions { codec, ..PackOptions::default() };
     pack(source, OutputFile::replace(&out).unwrap(), options, &mut never)?;
@@ -310,7 +310,7 @@ fn damage_is_an_error(codec: Codec) {
     assert_eq!(session.statistics().stream.unwrap().io.bytes_checked, 0);
     assert!(matches!(
         open(&moe(), &unverified),
-        Err(EngineError::BadOption { name: OptionName::NoVerify, .. })
+        Err(EngineError::Option(BadOption { name: OptionName::NoVerify, .. }))
     ));
 }
 
@@ -614,13 +614,13 @@ fn a_pack_that_cannot_be_finished_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("model.fbay");
     let stopped = pack(&moe(), create(&out), IoKind::Auto, &mut |done, _| done > 0);
-    assert!(matches!(stopped, Err(EngineError::Interrupted)));
+    assert!(matches!(stopped, Err(PackError::Interrupted)));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 
     let source = packed(&moe(), folder.path()).unwrap();
     assert!(matches!(
         pack(&source, OutputFile::replace(&out).unwrap(), IoKind::Auto, &mut never),
-        Err(EngineError::IsPack { .. })
+        Err(PackError::IsPack { .. })
     ));
     // Damage in the source must not become a new file with a valid checksum.
     let catalog = Catalog::open(&source).unwrap();

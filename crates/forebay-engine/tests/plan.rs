@@ -7,9 +7,9 @@ use std::path::Path;
 
 use forebay_engine::doctor::{BesideCpu, MachineProfile};
 use forebay_engine::plan::{
-    Cost, HitCurve, PlanRequest, PlannedModel, Planner, Prediction, Rates, Speed, Work,
+    Cost, HitCurve, PlanError, PlanRequest, PlannedModel, Planner, Prediction, Rates, Speed, Work,
 };
-use forebay_engine::{CpuOffload, DeviceChoice, EngineError, KvInVram, Session, SessionOptions};
+use forebay_engine::{CpuOffload, DeviceChoice, KvInVram, Session, SessionOptions};
 use forebay_model::ModelError;
 use forebay_stream::routing::Phase;
 use forebay_stream::{ExpertIndex, LayerIndex, Lookups, PolicyKind, StreamError};
@@ -125,8 +125,7 @@ fn a_context_that_does_not_fit_is_refused_with_the_largest_that_does() {
         let vram = error.needed_bytes().unwrap();
         let on_gpu = |context| with(vram, context);
         let error = on_gpu(trained).unwrap_err();
-        let EngineError::Model(ModelError::VramTooSmall { largest_context: Some(most), .. }) =
-            error
+        let PlanError::Model(ModelError::VramTooSmall { largest_context: Some(most), .. }) = error
         else {
             panic!("{arch}: {error}")
         };
@@ -147,7 +146,7 @@ fn a_context_that_does_not_fit_is_refused_with_the_largest_that_does() {
         assert!(on_cpu(trained, all).is_ok());
         let free = weights + whole.host_kv_cache_bytes / 2;
         let error = on_cpu(trained, free).unwrap_err();
-        let EngineError::CacheDoesNotFit { largest_context: Some(most), .. } = error else {
+        let PlanError::CacheDoesNotFit { largest_context: Some(most), .. } = error else {
             panic!("{arch}: {error}")
         };
         assert!(on_cpu(most, free).is_ok() && on_cpu(most + 1, free).is_err(), "{arch}: {most}");
@@ -196,7 +195,7 @@ fn a_context_that_does_not_fit_has_a_place_in_ram() {
             error.to_string().contains("give a larger share of VRAM for keys and values"),
             "{arch}: {error}"
         );
-        let EngineError::Model(ModelError::KvVramTooSmall { bytes_min, .. }) = error else {
+        let PlanError::Model(ModelError::KvVramTooSmall { bytes_min, .. }) = error else {
             panic!("{arch}: {error}")
         };
         let bytes = (bytes_min + used.kv_cache_bytes) / 2;
@@ -211,16 +210,16 @@ fn a_context_that_does_not_fit_has_a_place_in_ram() {
         let needed = weights + used.kv_cache_in_ram_bytes;
         assert!(with(KvInVram::AsMuchAsFits, needed).is_ok(), "{arch}");
         let error = with(KvInVram::AsMuchAsFits, needed - (1 << 20)).unwrap_err();
-        assert!(matches!(error, EngineError::CacheDoesNotFit { .. }), "{arch}: {error}");
+        assert!(matches!(error, PlanError::CacheDoesNotFit { .. }), "{arch}: {error}");
     }
 }
 
 #[test]
 fn what_cannot_run_is_refused_with_what_would_do() {
     let (model, profile) = (model("qwen3moe-30b", None, "Q4_K_M"), profile("h200.json"));
-    let needed = |error: EngineError| match error {
-        EngineError::Model(ModelError::VramTooSmall { needed_bytes, .. }) => needed_bytes,
-        EngineError::Stream(StreamError::BudgetTooSmall { needed_bytes, .. }) => needed_bytes,
+    let needed = |error: PlanError| match error {
+        PlanError::Model(ModelError::VramTooSmall { needed_bytes, .. }) => needed_bytes,
+        PlanError::Stream(StreamError::BudgetTooSmall { needed_bytes, .. }) => needed_bytes,
         other => panic!("{other}"),
     };
     let on_gpu = |vram, ram| request(DeviceChoice::Cuda(0), Some(vram), ram, 4096);

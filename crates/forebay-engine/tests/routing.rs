@@ -5,7 +5,9 @@ mod support;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use forebay_engine::{EngineError, GenerateOptions, RoutingSource, Session, SessionOptions};
+use forebay_engine::{
+    EngineError, GenerateOptions, RoutingError, RoutingSource, Session, SessionOptions,
+};
 use forebay_lab::replay::{Predictor, predict};
 use forebay_model::sampling::Sampling;
 use forebay_stream::{
@@ -133,7 +135,10 @@ fn a_trace_of_another_model_is_refused() {
     header.layers[0].used += 1;
     trace = RoutingTrace::new(header);
     let refused = session.follow_routing(RoutingSource::Trace(Box::new(trace)));
-    assert!(matches!(refused, Err(EngineError::OtherRouting { .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(EngineError::Routing(RoutingError::Other { .. }))),
+        "{refused:?}"
+    );
 }
 
 #[test]
@@ -164,7 +169,7 @@ fn a_dense_model_has_nothing_to_record() {
     let Some(path) = fixture("gguf/llama_k/llama_k-Q4_K_M.gguf") else { return };
     let mut session = open(&path, &options(None, PolicyKind::LAYER_LFU)).unwrap();
     let refused = session.record_routing(Box::new(std::io::sink()), false);
-    assert!(matches!(refused, Err(EngineError::NoExperts)));
+    assert!(matches!(refused, Err(EngineError::Routing(RoutingError::NoExperts))));
 }
 
 /// Tensors of a Hugging Face folder in bf16, returned as f64.

@@ -128,7 +128,7 @@ fn caches_of_fewer_bits_stream_the_same() {
         }
         assert!(seen[0] != seen[1] && seen[1] != seen[2], "{}: one type for all", path.display());
         let exact = SessionOptions { exact: true, ..of(KvCacheType::Q4_0, None) };
-        assert!(matches!(open(&path, &exact), Err(EngineError::BadOption { .. })));
+        assert!(matches!(open(&path, &exact), Err(EngineError::Option(_))));
     }
 }
 

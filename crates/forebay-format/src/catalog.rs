@@ -215,6 +215,19 @@ pub(crate) fn find_tensor<T: Named>(tensors: &[T], by_name: &[u32], name: &str) 
 }
 
 impl Catalog {
+    /// Returns the error that the weights of a tensor cannot be decoded. `tensor` is its index.
+    ///
+    /// # Panics
+    /// Panics if there is no such tensor.
+    pub fn damaged(&self, tensor: usize) -> FormatError {
+        let tensor = &self.tensors()[tensor];
+        FormatError::PackDamaged {
+            path: self.files[tensor.extent.file.0 as usize].clone(),
+            offset: tensor.extent.offset,
+            what: format!("tensor {:?} has a block that is not {}", tensor.name, tensor.ty),
+        }
+    }
+
     /// Opens a model. `path` is a GGUF file (any file of a split set opens the whole set), a pack,
     /// a Hugging Face folder, or that folder's `config.json`, index or one of its safetensors
     /// files.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_engine::EngineError;
+use forebay_engine::load::LoadError;
 use forebay_engine::load::{
     Choice, ChosenRequest, DimensionSlice, LoadedTensor, Next, StreamOrder, TensorStream,
     load_chosen,
@@ -13,7 +13,7 @@ use forebay_engine::load::{
 use forebay_engine::pack::{Codec, PackOptions, pack};
 use forebay_format::{StoredType, TensorType, WeightsTable, dequantize};
 use forebay_lab::synth::{SynthOptions, synthesize};
-use forebay_options::OptionName;
+use forebay_options::{BadOption, OptionName};
 use forebay_store::{IoRecorder, OutputFile};
 
 #[path = "../../forebay-engine/tests/support/loaded.rs"]
@@ -269,7 +269,7 @@ fn blocks_of_quantised_types_stay_whole_and_damage_is_found() {
     for (dimension, start, stop) in [(1, 16, 96), (0, 3, 2), (0, 0, shape[0] + 1), (2, 0, 1)] {
         let refused = of(dimension, start, stop, false).err().expect("it is wrong");
         assert!(
-            matches!(refused, EngineError::BadOption { name: OptionName::Slices, .. }),
+            matches!(refused, LoadError::Option(BadOption { name: OptionName::Slices, .. })),
             "{refused}"
         );
     }
@@ -280,6 +280,6 @@ fn blocks_of_quantised_types_stay_whole_and_damage_is_found() {
     damaged[stored.offset as usize + 20] ^= 1;
     fs::write(&path, damaged).unwrap();
     let error = of(0, 0, 1, true).err().expect("it is damaged");
-    assert!(matches!(error, EngineError::Load { .. }), "{error}");
+    assert!(matches!(error, LoadError::Read { .. }), "{error}");
     assert!(error.to_string().contains(name), "{error}");
 }

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 
-use forebay_engine::{EngineError, RoutingSource, Session, SessionOptions};
+use forebay_engine::{EngineError, RoutingError, RoutingSource, Session, SessionOptions};
 use forebay_lab::synth::{SynthOptions, synthesize};
 use forebay_store::OutputFile;
 use forebay_stream::routing::{Phase, RoutingProfile, read};
@@ -65,6 +65,6 @@ fn a_profile_that_a_model_cannot_have_is_refused() {
     let profile = RoutingProfile::find("qwen3.8-flash-next").unwrap();
     let (_folder, mut session) = session(4);
     let error = session.follow_routing(RoutingSource::Profile(profile)).unwrap_err();
-    assert!(matches!(&error, EngineError::Profile(_)), "{error}");
+    assert!(matches!(&error, EngineError::Routing(RoutingError::Profile(_))), "{error}");
     assert!(error.to_string().contains("of 16 experts, a token cannot use 4"), "{error}");
 }

@@ -113,6 +113,34 @@ impl fmt::Display for OptionName {
     }
 }
 
+/// An option whose value cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BadOption {
+    pub name: OptionName,
+    pub value: String,
+    /// What would be right, or why this is not.
+    pub expected: String,
+}
+
+impl BadOption {
+    pub fn new(
+        name: OptionName,
+        value: impl Into<String>,
+        expected: impl Into<String>,
+    ) -> BadOption {
+        BadOption { name, value: value.into(), expected: expected.into() }
+    }
+}
+
+impl fmt::Display for BadOption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let BadOption { name, value, expected } = self;
+        write!(f, "{name} is {value}, but {expected}")
+    }
+}
+
+impl std::error::Error for BadOption {}
+
 #[cfg(test)]
 mod tests {
     use super::*;

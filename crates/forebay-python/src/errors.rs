@@ -4,7 +4,9 @@ use std::error::Error;
 use std::io;
 use std::path::Path;
 
-use forebay_engine::{EngineError, KvDiskError, KvFolderError};
+use forebay_engine::load::LoadError;
+use forebay_engine::plan::PlanError;
+use forebay_engine::{EngineError, KvDiskError, KvFolderError, RoutingError};
 use forebay_format::FormatError;
 use forebay_library::Error as LibraryError;
 use forebay_model::ModelError;
@@ -71,8 +73,8 @@ pub fn of_engine(py: Python<'_>, error: &EngineError, stopped: Option<PyErr>) ->
             return stopped.unwrap_or_else(|| PyKeyboardInterrupt::new_err(()));
         }
         EngineError::Format(FormatError::Io { .. }) => "ReadError",
-        EngineError::Format(_) | EngineError::InPieces { .. } => "FormatError",
-        EngineError::BadOption { .. }
+        EngineError::Format(_) => "FormatError",
+        EngineError::Option(_)
         | EngineError::Store(StoreError::Url { .. } | StoreError::Option { .. })
         | EngineError::EmptyPrompt
         | EngineError::Model(
@@ -81,20 +83,27 @@ pub fn of_engine(py: Python<'_>, error: &EngineError, stopped: Option<PyErr>) ->
             | ModelError::NoMtp { .. },
         ) => "OptionError",
         EngineError::KvDisk(error) => return of_kv_disk(py, error),
-        EngineError::QueueFull { .. } | EngineError::QueueShareFull { .. } => "QueueFullError",
-        EngineError::DoesNotFit { .. }
-        | EngineError::DoesNotFitDevice { .. }
-        | EngineError::OverBudget { .. }
-        | EngineError::CacheDoesNotFit { .. }
-        | EngineError::Store(StoreError::Memory { .. }) => "OutOfMemoryError",
-        EngineError::Load { cause: ReadError::Corrupt { .. }, .. }
-        | EngineError::Store(StoreError::Corrupt { .. }) => "FormatError",
+        EngineError::Queue(_) => "QueueFullError",
+        EngineError::DoesNotFit(_) | EngineError::Store(StoreError::Memory { .. }) => {
+            "OutOfMemoryError"
+        }
+        EngineError::Store(StoreError::Corrupt { .. }) => "FormatError",
         EngineError::Store(StoreError::Upload { .. }) => "DeviceError",
-        EngineError::Load { .. } | EngineError::Store(_) => "ReadError",
-        #[cfg(feature = "cuda")]
-        EngineError::Cuda(_) | EngineError::CuFile(_) => "DeviceError",
-        EngineError::NoCuda | EngineError::ReadBack { .. } => "DeviceError",
-        EngineError::DenseModel { .. } | EngineError::NoExperts => "OptionError",
+        EngineError::Store(_) => "ReadError",
+        EngineError::Gpu(_) => "DeviceError",
+        EngineError::Load(error) => match &**error {
+            LoadError::InPieces { .. }
+            | LoadError::Read { cause: ReadError::Corrupt { .. }, .. } => "FormatError",
+            LoadError::DoesNotFitDevice { .. } | LoadError::OverBudget { .. } => "OutOfMemoryError",
+            LoadError::Read { .. } => "ReadError",
+            _ => "DeviceError",
+        },
+        EngineError::Plan(error) if matches!(**error, PlanError::CacheDoesNotFit { .. }) => {
+            "OutOfMemoryError"
+        }
+        EngineError::DenseModel { .. } | EngineError::Routing(RoutingError::NoExperts) => {
+            "OptionError"
+        }
         EngineError::NoTokenizer { .. } => "FormatError",
         error if error.needed_bytes().is_some() => "OutOfMemoryError",
         _ => "Error",

@@ -109,6 +109,6 @@ pub fn load(
             watch.stopped.map_or(Ok(()), Err)?;
             Ok(tensors.into_iter().map(|inner| Tensor { inner }).collect())
         }
-        Err(error) => Err(of_engine(py, &error, watch.stopped)),
+        Err(error) => Err(of_engine(py, &error.into(), watch.stopped)),
     }
 }

@@ -28,8 +28,9 @@ enum Failed {
     Words(&'static str, String),
 }
 
-impl From<EngineError> for Failed {
-    fn from(error: EngineError) -> Failed {
+impl<E: Into<EngineError>> From<E> for Failed {
+    fn from(error: E) -> Failed {
+        let error = error.into();
         Failed::Engine(error)
     }
 }

@@ -49,7 +49,7 @@ impl Stream {
         let table = Arc::clone(&table.inner);
         let order = if in_order_of_names { StreamOrder::Choices } else { StreamOrder::Files };
         let started = py.detach(|| TensorStream::start(table, choices, request, order, budget));
-        let started = started.map_err(|error| of_engine(py, &error, None))?;
+        let started = started.map_err(|error| of_engine(py, &error.into(), None))?;
         Ok(Stream { inner: Mutex::new(Some(started)), progress, told: Mutex::default() })
     }
 
@@ -69,7 +69,7 @@ impl Stream {
                 self.close(py);
                 return Err(error);
             }
-            match next.map_err(|error| of_engine(py, &error, None))? {
+            match next.map_err(|error| of_engine(py, &error.into(), None))? {
                 Next::Tensors(tensors) => {
                     return Ok(Some(tensors.into_iter().map(|inner| Tensor { inner }).collect()));
                 }

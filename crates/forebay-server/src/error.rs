@@ -44,9 +44,7 @@ impl ApiError {
     /// Creates the error of a request that the engine refuses.
     pub fn of_engine(error: EngineError) -> ApiError {
         let (status, code) = match &error {
-            EngineError::QueueFull { .. } | EngineError::QueueShareFull { .. } => {
-                (StatusCode::TOO_MANY_REQUESTS, Some("queue_full"))
-            }
+            EngineError::Queue(_) => (StatusCode::TOO_MANY_REQUESTS, Some("queue_full")),
             EngineError::Model(ModelError::ContextFull { .. }) => {
                 (StatusCode::BAD_REQUEST, Some(TOO_LONG))
             }

@@ -4,6 +4,10 @@ use std::fmt::Write as _;
 use std::io;
 
 use forebay_engine::EngineError;
+use forebay_engine::doctor::DoctorError;
+use forebay_engine::load::LoadError;
+use forebay_engine::pack::PackError;
+use forebay_engine::plan::PlanError;
 use forebay_format::in_words;
 use forebay_lab::synth::SynthError;
 use forebay_store::{OutputError, StoreError};
@@ -65,6 +69,10 @@ fn is_interrupt(error: &anyhow::Error) -> bool {
         let inside = cause.downcast_ref().and_then(io::Error::get_ref);
         inside.is_some_and(|error| matches!(error.downcast_ref(), Some(StoreError::Interrupted)))
             || matches!(cause.downcast_ref(), Some(EngineError::Interrupted))
+            || matches!(cause.downcast_ref(), Some(LoadError::Interrupted))
+            || matches!(cause.downcast_ref(), Some(PackError::Interrupted))
+            || matches!(cause.downcast_ref(), Some(PlanError::Interrupted))
+            || matches!(cause.downcast_ref(), Some(DoctorError::Interrupted))
             || matches!(cause.downcast_ref(), Some(StoreError::Interrupted))
             || matches!(cause.downcast_ref(), Some(SynthError::Interrupted))
     })

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use forebay_engine::{EngineError, Inspection, Session, SessionOptions};
 use forebay_format::Catalog;
 use forebay_model::ModelError;
-use forebay_options::OptionName;
+use forebay_options::{BadOption, OptionName};
 
 use crate::failure::{Failure, Outcome};
 use crate::library;
@@ -40,10 +40,12 @@ pub fn quietly(model: &Path, options: &SessionOptions) -> Outcome<Session> {
 /// Tells options that do not fit the model from other errors.
 pub fn refused(error: EngineError, model: &Path, context_for: &str) -> Failure {
     match error {
-        EngineError::BadOption { name: OptionName::Context, value, expected } => Failure::Usage(
-            format!("{context_for} needs {value} positions of context, but {expected}"),
-        ),
-        error @ (EngineError::BadOption { .. } | EngineError::Model(ModelError::NoMtp { .. })) => {
+        EngineError::Option(BadOption { name: OptionName::Context, value, expected }) => {
+            Failure::Usage(format!(
+                "{context_for} needs {value} positions of context, but {expected}"
+            ))
+        }
+        error @ (EngineError::Option(_) | EngineError::Model(ModelError::NoMtp { .. })) => {
             Failure::Usage(error.to_string())
         }
         error => named(error, model),

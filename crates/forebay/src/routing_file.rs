@@ -1,7 +1,7 @@
 //! Files of routing: that of `--trace-routing`, to which a session writes its routing from its first token on, and that of
 //! `--routing-trace`, whose routing a session follows.
 
-use forebay_engine::{EngineError, RoutingSource, Session};
+use forebay_engine::{EngineError, RoutingError, RoutingSource, Session};
 use forebay_store::{Outputs, SharedStream};
 
 use crate::args::{FollowedArgs, RoutingArgs};
@@ -48,7 +48,9 @@ impl RoutingFile {
     pub fn record(&self, session: &mut Session) -> Outcome {
         let Some(file) = &self.file else { return Ok(()) };
         session.record_routing(Box::new(file.clone()), self.scores).map_err(|error| match error {
-            EngineError::NoExperts | EngineError::NoScores => Failure::Usage(error.to_string()),
+            EngineError::Routing(RoutingError::NoExperts | RoutingError::NoScores) => {
+                Failure::Usage(error.to_string())
+            }
             error => Failure::Work(error.into()),
         })
     }

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use forebay_engine::doctor::{MachineProfile, folder_of};
 use forebay_engine::plan::{
-    HitCurve, PlanRequest, PlannedModel, Planner, PredictedRate, Rates, SEQUENCES_MAX, Together,
-    Work,
+    HitCurve, PlanError, PlanRequest, PlannedModel, Planner, PredictedRate, Rates, SEQUENCES_MAX,
+    Together, Work,
 };
-use forebay_engine::{CpuOffload, DeviceChoice, EngineError, Session, SessionOptions, free_bytes};
+use forebay_engine::{CpuOffload, DeviceChoice, Session, SessionOptions, free_bytes};
 use forebay_server::Outlook;
 use serde_json::Value;
 
@@ -26,7 +26,7 @@ impl SessionPlan {
     ///
     /// # Errors
     /// Returns an error if the file is damaged or its architecture is unknown.
-    pub fn open(model: &Path) -> Result<SessionPlan, EngineError> {
+    pub fn open(model: &Path) -> Result<SessionPlan, PlanError> {
         let again = |why: &str| format!("{why}: run forebay doctor");
         let profile = MachineProfile::of_folder(folder_of(model)).map_err(again);
         let machine = profile.and_then(|profile| {
@@ -49,11 +49,7 @@ impl SessionPlan {
     }
 
     /// Returns the request for a plan of a session on a machine with so much free RAM.
-    fn request(
-        &self,
-        options: &SessionOptions,
-        free_bytes: u64,
-    ) -> Result<PlanRequest, EngineError> {
+    fn request(&self, options: &SessionOptions, free_bytes: u64) -> Result<PlanRequest, PlanError> {
         let context = self.model.context(options)?;
         let work = Work::alone(PROMPT_TOKENS, 0);
         let mut request = PlanRequest::of_session(options, context, work);
@@ -67,7 +63,7 @@ impl SessionPlan {
     /// Returns why there is no plan.
     pub fn report(&self, options: &SessionOptions, free_bytes: u64) -> Result<Value, String> {
         let (profile, rates) = self.machine.as_ref().map_err(Clone::clone)?;
-        let words = |error: EngineError| error.to_string();
+        let words = |error: PlanError| error.to_string();
         let request = self.request(options, free_bytes).map_err(words)?;
         let hits = HitCurve::default();
         let planner = Planner::new(&self.model, rates, &hits);

@@ -12,8 +12,8 @@ use forebay_store::{Arena, Interrupt, last_cache_bytes};
 use serde::Serialize;
 use tracing::field::Empty;
 
+use super::DoctorError;
 use super::{DecoderRate, KernelRate};
-use crate::EngineError;
 use crate::memory::free_bytes;
 use crate::statistics::median;
 
@@ -65,7 +65,7 @@ pub struct ComputeReport {
     pub decoders: Vec<DecoderRate>,
 }
 
-pub(super) fn measure(interrupt: &Interrupt) -> Result<ComputeReport, EngineError> {
+pub(super) fn measure(interrupt: &Interrupt) -> Result<ComputeReport, DoctorError> {
     // After an interrupt, measurements are cut short and their results are discarded.
     let cpu = Cpu::new(0, Isa::selected()?, Arithmetic::Fast).stopping_on(interrupt.flag());
     let bytes = working_set();
@@ -101,7 +101,7 @@ pub(super) fn measure(interrupt: &Interrupt) -> Result<ComputeReport, EngineErro
 }
 
 /// Measures the decoders with chunks of compact BF16 as packs have them, on one core.
-fn decoders(interrupt: &Interrupt) -> Result<Vec<DecoderRate>, EngineError> {
+fn decoders(interrupt: &Interrupt) -> Result<Vec<DecoderRate>, DoctorError> {
     let of = Compact::C2048;
     let chunk = CODED_CHUNK_BYTES_MAX as usize / of.bytes();
     let mut weights = vec![0; DECODED_CHUNKS * chunk * of.plain_bytes()];
@@ -149,7 +149,7 @@ pub(super) struct SteadyRates {
 
 impl SteadyRates {
     /// Measures the rates as [`measure`] does, but for one type only.
-    pub(super) fn measure(interrupt: &Interrupt) -> Result<SteadyRates, EngineError> {
+    pub(super) fn measure(interrupt: &Interrupt) -> Result<SteadyRates, DoctorError> {
         let cpu = Cpu::new(0, Isa::selected()?, Arithmetic::Fast).stopping_on(interrupt.flag());
         let arena = reserve(working_set(), interrupt)?;
         let mut slot = arena.carve(arena.bytes())?;
@@ -177,7 +177,7 @@ pub(super) fn beside<T: Send>(
     time: Duration,
     copy: impl FnOnce() -> T + Send,
     interrupt: &Interrupt,
-) -> Result<(f64, T), EngineError> {
+) -> Result<(f64, T), DoctorError> {
     let cpu = Cpu::new(0, Isa::selected()?, Arithmetic::Fast);
     let arena = reserve(working_set(), interrupt)?;
     let mut slot = arena.carve(arena.bytes())?;
@@ -219,7 +219,7 @@ fn working_set() -> usize {
 }
 
 /// Reserves memory. On a busy machine, some gigabytes may take many seconds.
-fn reserve(bytes: usize, interrupt: &Interrupt) -> Result<Arena, EngineError> {
+fn reserve(bytes: usize, interrupt: &Interrupt) -> Result<Arena, DoctorError> {
     let arena = Arena::map(bytes)?;
     arena.make_resident_unless(interrupt)?;
     Ok(arena)

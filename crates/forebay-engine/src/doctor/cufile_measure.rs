@@ -4,10 +4,10 @@ use forebay_cuda::{CuFileMode, Gpu};
 use forebay_format::{Extent, FileIndex};
 use forebay_store::{BlockLabel, UploadPart, UploadPlan};
 
+use super::DoctorError;
 use super::cufile::{CuFileCase, CuFileRates};
 use super::disk::Subject;
 use super::{ProfiledRead, ReadChoice};
-use crate::EngineError;
 use crate::load::{CuFileReader, CuFileRequests, GpuRing, RingRequest};
 
 /// Number of rounds over all cases. Cases take turns so that a slow moment does not affect one case alone. The best
@@ -31,10 +31,10 @@ pub(super) fn measure(
     gpu: &Gpu,
     subject: &Subject,
     read: &ProfiledRead,
-) -> Result<CuFileRates, EngineError> {
+) -> Result<CuFileRates, DoctorError> {
     let files = subject.files();
     let bytes = sample_bytes(gpu, subject, read)?;
-    let reader = subject.with_name(|named| CuFileReader::open(gpu, named, bytes as usize))?;
+    let reader = subject.with_name(|named| Ok(CuFileReader::open(gpu, named, bytes as usize)?))?;
     let to = reader.ptr().address();
     let part = UploadPart {
         label: BlockLabel::Other(0),
@@ -76,7 +76,7 @@ pub(super) fn measure(
 }
 
 /// Returns the bytes that keep the disk busy for [`LOAD_SECONDS`], as far as the GPU has room.
-fn sample_bytes(gpu: &Gpu, subject: &Subject, read: &ProfiledRead) -> Result<u64, EngineError> {
+fn sample_bytes(gpu: &Gpu, subject: &Subject, read: &ProfiledRead) -> Result<u64, DoctorError> {
     let wanted = (LOAD_SECONDS * read.bytes_per_second) as u64;
     let wanted = wanted.clamp(*SAMPLE_BYTES.start(), *SAMPLE_BYTES.end());
     let free = gpu.memory_bytes()?.0 / 4;

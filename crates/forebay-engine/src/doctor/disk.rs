@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_format::{FileIndex, at_least, at_most};
-use forebay_options::OptionName;
+use forebay_options::{BadOption, OptionName};
 use forebay_store::{
     CacheMethod, DiskProbe, DiskRate, FileSet, IoKind, Latencies, ProbeLength, StoreError,
     copy_rate,
@@ -13,9 +13,9 @@ use forebay_store::{
 use serde::Serialize;
 use tracing::field::Empty;
 
+use super::DoctorError;
 use super::scratch::{SCRATCH_BYTES, Scratch};
 use super::{DoctorRequest, ProfiledRead, folder_error};
-use crate::EngineError;
 use crate::statistics::median;
 
 /// Number of rounds over all cases. Cases take turns so that neither a slow moment nor a burst affects one case alone.
@@ -142,7 +142,7 @@ impl Subject {
     ///
     /// # Errors
     /// Returns an error if the file is too small, the folder cannot be written, or the disk is full.
-    pub(super) fn open(request: &DoctorRequest) -> Result<Subject, EngineError> {
+    pub(super) fn open(request: &DoctorRequest) -> Result<Subject, DoctorError> {
         let in_folder = |source| folder_error(&request.folder, source);
         let file = match &request.file {
             Some(file) => Some(file.clone()),
@@ -160,14 +160,14 @@ impl Subject {
         let files = FileSet::open(&[path])?.interruptible(&request.interrupt);
         let file_bytes = files.file_bytes(FileIndex(0)).unwrap_or(0);
         if file_bytes < SCRATCH_BYTES {
-            return Err(EngineError::BadOption {
+            return Err(DoctorError::Option(BadOption {
                 name: OptionName::File,
                 value: format!("a file of {}", at_most(file_bytes)),
                 expected: format!(
                     "it must have at least {} to measure a disk with",
                     at_least(SCRATCH_BYTES)
                 ),
-            });
+            }));
         }
         Ok(Subject { files, file_bytes, file, scratch })
     }
@@ -183,10 +183,10 @@ impl Subject {
     /// Returns the errors of `work`. Returns an error if the file cannot get a name.
     pub(super) fn with_name<T>(
         &self,
-        work: impl FnOnce(&FileSet) -> Result<T, EngineError>,
-    ) -> Result<T, EngineError> {
+        work: impl FnOnce(&FileSet) -> Result<T, DoctorError>,
+    ) -> Result<T, DoctorError> {
         let Some(scratch) = &self.scratch else { return work(&self.files) };
-        let named = scratch.named().map_err(|source| EngineError::Unmeasurable {
+        let named = scratch.named().map_err(|source| DoctorError::Unmeasurable {
             folder: scratch.path().to_path_buf(),
             source,
         })?;
@@ -206,7 +206,7 @@ pub(super) fn measure(
     subject: &Subject,
     is_quick: bool,
     step: &mut dyn FnMut(&'static str),
-) -> Result<DiskReport, EngineError> {
+) -> Result<DiskReport, DoctorError> {
     let rounds = if is_quick { QUICK_ROUNDS } else { ROUNDS };
     let (files, file_bytes) = (&subject.files, subject.file_bytes);
     step("the disk");
@@ -298,7 +298,7 @@ impl Readings<'_> {
 fn cases(
     readings: &mut Readings<'_>,
     remarks: &mut Vec<String>,
-) -> Result<Vec<DiskCase>, EngineError> {
+) -> Result<Vec<DiskCase>, DoctorError> {
     let mut found: Vec<Option<Vec<DiskRate>>> = vec![Some(Vec::new()); CASES.len()];
     for round in 0..readings.rounds {
         for case in order(round, readings.rounds, CASES.len()) {
@@ -380,7 +380,7 @@ fn places(
     readings: &mut Readings<'_>,
     kind: IoKind,
     read: &ProfiledRead,
-) -> Result<PlaceRates, EngineError> {
+) -> Result<PlaceRates, DoctorError> {
     let (request_bytes, depth) = (read.request_bytes, read.queue_depth);
     let sizes = [0, LARGE_BYTES];
     let mut rounds = Vec::with_capacity(readings.rounds);
@@ -400,7 +400,7 @@ fn places(
 }
 
 /// Measures copies with 1, 2, 4, ... threads up to the number of processors.
-fn copies(files: &FileSet, file_bytes: u64, rounds: usize) -> Result<Vec<CopyRate>, EngineError> {
+fn copies(files: &FileSet, file_bytes: u64, rounds: usize) -> Result<Vec<CopyRate>, DoctorError> {
     let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
     let mut counts: Vec<usize> =
         std::iter::successors(Some(1), |n| Some(n * 2)).take_while(|&n| n < processors).collect();

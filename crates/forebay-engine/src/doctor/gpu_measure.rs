@@ -5,10 +5,11 @@ use std::time::Duration;
 use forebay_cuda::{CudaError, Direction, Gpu, PcieLink, Timer};
 use forebay_store::Interrupt;
 
+use super::DoctorError;
 use super::disk::Subject;
 use super::gpu::{BesideCpu, GpuRates, GpuReport, PcieRates, PinnedCopyRate, none};
 use super::{ProfiledRead, compute, cufile_measure, gpu_kernels};
-use crate::EngineError;
+use crate::load::LoadError;
 
 /// Sizes of the measured copies, in bytes.
 const COPY_SIZES: [usize; 6] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
@@ -34,7 +35,7 @@ pub(crate) fn measure(subject: &Subject, read: &ProfiledRead, interrupt: &Interr
         Ok(count) => count,
         Err(error) => return none(0, &error),
     };
-    let opened = Gpu::open(0).map_err(EngineError::from);
+    let opened = Gpu::open(0).map_err(DoctorError::from);
     let measured = opened.and_then(|gpu| Ok((rates(&gpu, interrupt)?, gpu)));
     let (mut rates, gpu) = match measured {
         Ok(measured) => measured,
@@ -48,19 +49,19 @@ pub(crate) fn measure(subject: &Subject, read: &ProfiledRead, interrupt: &Interr
     match cufile_measure::measure(&gpu, subject, read) {
         Ok(measured) => rates.cufile = Some(measured),
         // Reports the cause alone. The outer error mentions `--io cufile`, which the user did not give here.
-        Err(EngineError::CuFile(error)) => why_not_cufile = error.to_string(),
+        Err(DoctorError::Load(LoadError::CuFile(error))) => why_not_cufile = error.to_string(),
         Err(error) => why_not_cufile = error.to_string(),
     }
     GpuReport { count, first: Some(rates), why: String::new(), why_not_cufile }
 }
 
-fn beside_cpu(gpu: &Gpu, interrupt: &Interrupt) -> Result<BesideCpu, EngineError> {
+fn beside_cpu(gpu: &Gpu, interrupt: &Interrupt) -> Result<BesideCpu, DoctorError> {
     let copy = || gpu.pinned_copy_rate(Direction::ToDevice, BESIDE_BYTES, BESIDE_SPAN, BESIDE_TIME);
     let (cpu_bytes_per_second, copy) = compute::beside(BESIDE_TIME, copy, interrupt)?;
     Ok(BesideCpu { copy_bytes_per_second: copy?, cpu_bytes_per_second })
 }
 
-fn rates(gpu: &Gpu, interrupt: &Interrupt) -> Result<GpuRates, EngineError> {
+fn rates(gpu: &Gpu, interrupt: &Interrupt) -> Result<GpuRates, DoctorError> {
     let pinned = |direction, bytes| gpu.pinned_copy_rate(direction, bytes, COPY_SPAN, COPY_TIME);
     let pinned_copies = COPY_SIZES.into_iter().map(|bytes| {
         interrupt.check()?;
@@ -70,7 +71,7 @@ fn rates(gpu: &Gpu, interrupt: &Interrupt) -> Result<GpuRates, EngineError> {
             from_device_bytes_per_second: pinned(Direction::FromDevice, bytes)?,
         })
     });
-    let pinned_copies = pinned_copies.collect::<Result<_, EngineError>>()?;
+    let pinned_copies = pinned_copies.collect::<Result<_, DoctorError>>()?;
     let (read, copy) = memory(gpu)?;
     interrupt.check()?;
     let pcie =

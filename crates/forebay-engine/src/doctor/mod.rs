@@ -5,6 +5,7 @@ mod cufile;
 #[cfg(feature = "cuda")]
 mod cufile_measure;
 pub(crate) mod disk;
+mod error;
 pub(crate) mod gpu;
 #[cfg(feature = "cuda")]
 mod gpu_kernels;
@@ -21,11 +22,11 @@ use std::time::Instant;
 use forebay_store::{Interrupt, last_cache_bytes};
 use serde::Serialize;
 
-use crate::EngineError;
 pub(crate) use compute::BESIDE_TYPE;
 pub use compute::{ComputeReport, MemoryRate};
 pub use cufile::{CuFileCase, CuFileChoice, CuFileRates};
 pub use disk::{CopyRate, DiskBursts, DiskCase, DiskReport, PlaceRates};
+pub use error::DoctorError;
 pub use gpu::{BesideCpu, GpuRates, GpuReport, PcieRates, PinnedCopyRate};
 pub use paths::IoPath;
 pub use profile::{
@@ -74,7 +75,7 @@ pub struct DoctorReport {
 pub fn examine(
     request: &DoctorRequest,
     step: &mut dyn FnMut(&'static str),
-) -> Result<DoctorReport, EngineError> {
+) -> Result<DoctorReport, DoctorError> {
     let started = Instant::now();
     // The watch starts first, because writing a temporary file is load, too.
     let watch = Watch::start();
@@ -148,6 +149,6 @@ fn repeated(
     ]
 }
 
-fn folder_error(folder: &Path, source: std::io::Error) -> EngineError {
-    EngineError::Unmeasurable { folder: folder.to_path_buf(), source }
+fn folder_error(folder: &Path, source: std::io::Error) -> DoctorError {
+    DoctorError::Unmeasurable { folder: folder.to_path_buf(), source }
 }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use forebay_store::{Interrupt, TemporaryName};
 
+use super::DoctorError;
 use super::folder_error;
-use crate::EngineError;
 
 /// Size of the file in bytes: large enough that a disk's own cache does not hold it.
 pub(super) const SCRATCH_BYTES: u64 = 1 << 30;
@@ -27,7 +27,7 @@ pub(super) struct Scratch {
 
 impl Scratch {
     /// Writes the file and waits until it is on the disk.
-    pub(super) fn create(folder: &Path, interrupt: &Interrupt) -> Result<Scratch, EngineError> {
+    pub(super) fn create(folder: &Path, interrupt: &Interrupt) -> Result<Scratch, DoctorError> {
         let made = Scratch::write(folder, interrupt);
         interrupt.check()?;
         made.map_err(|source| folder_error(folder, source))

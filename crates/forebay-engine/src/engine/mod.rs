@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use forebay_model::ModelError;
 use forebay_ops::RowKind;
-use forebay_options::OptionName;
+use forebay_options::{BadOption, OptionName};
 
 use self::active::Active;
 use self::batch_size::{BatchSize, Measured};
@@ -39,7 +39,8 @@ pub use self::request::{
 use self::schedule::{Limits, Part, Progress};
 use self::shares::Shares;
 pub(crate) use self::snapshot::Block as SnapshotBlock;
-pub use self::snapshot::Snapshot;
+pub use self::snapshot::{Snapshot, SnapshotError};
+pub use self::waiting::QueueError;
 use self::waiting::{State, Submitted, Waiting};
 use crate::kv_tiers::{DiskTier, KvDisk, KvDiskType, KvTierStatistics};
 use crate::pass_logits::{Masks, PassLogits, WantedRow};
@@ -266,7 +267,7 @@ impl Engine {
         let mut name = name.to_owned();
         if ty == KvDiskType::Q8_0 {
             if !self.session.has_f16_kv() {
-                return Err(EngineError::BadOption {
+                return Err(EngineError::Option(BadOption {
                     name: OptionName::KvDiskType,
                     value: "q8_0".to_owned(),
                     expected: format!(
@@ -274,7 +275,7 @@ impl Engine {
                         OptionName::KvType.with("f16"),
                         OptionName::Exact
                     ),
-                });
+                }));
             }
             // Blocks behind rounded ones differ, too, so both kinds must not meet.
             identity.extend(b" q8_0 on disk");
@@ -335,14 +336,13 @@ impl Engine {
         }
         self.check_pooling(request)?;
         if self.waiting.len() >= self.waiting_max {
-            return Err(EngineError::QueueFull { waiting: self.waiting.len() });
+            return Err(QueueError::Full { waiting: self.waiting.len() }.into());
         }
         let left = self.waiting_max - self.waiting.len();
         if self.callers_share && self.waiting_of(request.share) >= left {
-            return Err(EngineError::QueueShareFull {
-                waiting: self.waiting_of(request.share),
-                left,
-            });
+            return Err(
+                QueueError::ShareFull { waiting: self.waiting_of(request.share), left }.into()
+            );
         }
         Ok(())
     }

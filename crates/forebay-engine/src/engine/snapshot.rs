@@ -9,6 +9,17 @@ use super::request::{Request, RequestId, RequestStatistics, Sink};
 use super::waiting::{State, Submitted, Waiting};
 use crate::{EngineError, GenerateOptions, Session};
 
+/// Errors of snapshots.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    #[error(
+        "a request with a grammar or for an embedding cannot be copied: its state has no form that could be written"
+    )]
+    None,
+    #[error("this snapshot cannot be restored: {why}")]
+    Bad { why: String },
+}
+
 /// A request at a moment between two passes: its tokens, the state of its sampler, and its KV blocks.
 ///
 /// A restored request continues with the bits that it would have had. It needs an engine with the same model, KV cache
@@ -69,9 +80,9 @@ impl Snapshot {
     /// Reads what [`Snapshot::to_bytes`] returned.
     ///
     /// # Errors
-    /// Returns [`EngineError::BadSnapshot`] for anything else.
+    /// Returns [`SnapshotError::Bad`] for anything else.
     pub fn from_bytes(bytes: &[u8]) -> Result<Snapshot, EngineError> {
-        let bad = |why: &str| EngineError::BadSnapshot { why: why.into() };
+        let bad = |why: &str| EngineError::from(SnapshotError::Bad { why: why.into() });
         let (content, checksum) = bytes.split_last_chunk().ok_or_else(|| bad("it is too short"))?;
         let rest = content.strip_prefix(&MAGIC);
         let rest = rest.ok_or_else(|| bad("it has no snapshot's first bytes"))?;
@@ -146,7 +157,7 @@ impl Engine {
     /// context, or if too many requests wait.
     pub fn restore(&mut self, snapshot: Snapshot, sink: Sink) -> Result<RequestId, EngineError> {
         let Snapshot { header, blocks } = snapshot;
-        let bad = |why: String| EngineError::BadSnapshot { why };
+        let bad = |why: String| EngineError::from(SnapshotError::Bad { why });
         let own = identity(&self.session);
         if header.model != own {
             return Err(bad(format!("it was made with {}, and this is {own}", header.model)));
@@ -179,9 +190,9 @@ impl Engine {
 }
 
 /// Refuses a request with a grammar or for an embedding, whose state cannot be written.
-fn check_state(has_own_state: bool) -> Result<(), EngineError> {
+fn check_state(has_own_state: bool) -> Result<(), SnapshotError> {
     match has_own_state {
-        true => Err(EngineError::NoSnapshot),
+        true => Err(SnapshotError::None),
         false => Ok(()),
     }
 }

@@ -51,6 +51,17 @@ pub enum State {
     },
 }
 
+/// Errors of a queue that is full.
+#[derive(Debug, thiserror::Error)]
+pub enum QueueError {
+    #[error("the queue is full: try again later (waiting requests: {waiting})")]
+    Full { waiting: usize },
+    #[error(
+        "your part of the queue is full: try again later (your waiting requests: {waiting}; places left for others: {left})"
+    )]
+    ShareFull { waiting: usize, left: usize },
+}
+
 /// A request as it came.
 pub struct Submitted {
     pub request: Box<Request>,

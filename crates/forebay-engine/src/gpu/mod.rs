@@ -14,19 +14,21 @@ pub(crate) use crate::load::hold_device::{KeptRing, Pool, hold};
 pub(crate) use forebay_model::CudaPlan as GpuPlan;
 pub(crate) use open::Opening;
 
+use crate::gpu_error::GpuError;
+use crate::plan::PlanError;
 use crate::plan::{PlanRequest, PlannedModel};
-use crate::{EngineError, SessionOptions, device};
+use crate::{SessionOptions, device};
 
 /// Returns true if an error means that no GPU can be used, whatever the model.
-pub(crate) fn is_unusable(error: &EngineError) -> bool {
-    matches!(error, EngineError::Cuda(_))
+pub(crate) fn is_unusable(error: &PlanError) -> bool {
+    matches!(error, PlanError::Gpu(_))
 }
 
 /// Returns the error in words, and true if it is worth a message to a user who did not ask for a GPU. A missing driver
 /// is not worth one.
-pub(crate) fn why_unusable(error: EngineError) -> (String, bool) {
+pub(crate) fn why_unusable(error: PlanError) -> (String, bool) {
     match error {
-        EngineError::Cuda(error) => (error.to_string(), error != CudaError::NoDriver),
+        PlanError::Gpu(GpuError::Cuda(error)) => (error.to_string(), error != CudaError::NoDriver),
         other => (other.to_string(), true),
     }
 }
@@ -46,8 +48,8 @@ pub(crate) fn total_bytes(facts: &Facts) -> u64 {
 }
 
 /// Returns the error for a GPU plan without a GPU in the profile.
-pub(crate) fn none_in_profile() -> EngineError {
-    EngineError::NoGpuInProfile
+pub(crate) fn none_in_profile() -> PlanError {
+    PlanError::NoGpuInProfile
 }
 
 /// Returns how much of a model fits in the GPU's memory.
@@ -78,7 +80,7 @@ impl OpenGpu {
         Gpu::open(device::wanted_gpu(options)?).ok().map(OpenGpu)
     }
 
-    fn facts(&self) -> Result<Facts, EngineError> {
+    fn facts(&self) -> Result<Facts, PlanError> {
         Ok(Facts::of(&self.0)?)
     }
 
@@ -86,7 +88,7 @@ impl OpenGpu {
     ///
     /// # Errors
     /// Returns an error if the driver fails.
-    pub fn room_bytes(&self, vram_bytes: Option<u64>) -> Result<u64, EngineError> {
+    pub fn room_bytes(&self, vram_bytes: Option<u64>) -> Result<u64, PlanError> {
         Ok(self.facts()?.room_bytes(vram_bytes))
     }
 
@@ -94,7 +96,7 @@ impl OpenGpu {
     ///
     /// # Errors
     /// Returns an error if the driver fails.
-    pub fn budget_bytes(&self, bytes: u64) -> Result<u64, EngineError> {
+    pub fn budget_bytes(&self, bytes: u64) -> Result<u64, PlanError> {
         Ok(bytes + self.facts()?.context_bytes())
     }
 }

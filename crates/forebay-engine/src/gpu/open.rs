@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use forebay_cuda::{CudaError, Gpu};
 use forebay_format::Catalog;
 use forebay_model::{Architecture, CudaPlan, Weights};
-use forebay_options::OptionName;
+use forebay_options::{BadOption, OptionName};
 
+use crate::plan::PlanError;
 use crate::plan::{Coding, Rates, sub_layer_rates};
 use crate::session::joined;
-use crate::{CpuOffload, EngineError, SessionOptions, device};
+use crate::{CpuOffload, SessionOptions, device};
 
 /// GPU that is being opened, if one is wanted.
 pub(crate) struct Opening<'scope>(
@@ -51,16 +52,16 @@ impl<'scope> Opening<'scope> {
         context: usize,
         catalog: &Catalog,
         open_time: &mut Duration,
-    ) -> Result<CudaPlan, EngineError> {
+    ) -> Result<CudaPlan, PlanError> {
         if options.cpu_offload == CpuOffload::Always && options.exact {
-            return Err(EngineError::BadOption {
+            return Err(PlanError::Option(BadOption {
                 name: OptionName::CpuExperts,
                 value: "given".into(),
                 expected: format!(
                     "with {} the GPU computes everything: leave one of them out",
                     OptionName::Exact
                 ),
-            });
+            }));
         }
         let gpu = self.gpu(open_time)?;
         let capacity = options.kv_capacity(context)?;
@@ -69,11 +70,11 @@ impl<'scope> Opening<'scope> {
         let plan = CudaPlan::new(gpu, architecture, weights, shape, exact, vram, options.policy)?;
         let plan = if options.cuda_graphs { plan } else { plan.without_graphs() };
         if options.cpu_offload == CpuOffload::Always && plan.slots().is_none() {
-            return Err(EngineError::BadOption {
+            return Err(PlanError::Option(BadOption {
                 name: OptionName::CpuExperts,
                 value: "given".into(),
                 expected: "no experts are outside of the GPU's memory: leave it out".into(),
-            });
+            }));
         }
         if plan.sub_layers().all_in_vram() {
             return Ok(plan);

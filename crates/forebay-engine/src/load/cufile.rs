@@ -5,15 +5,15 @@ use std::io;
 use std::sync::Arc;
 
 use forebay_cuda::{CuFile, CuFileError, CuFileHandle, CuFileMemory, CuFileMode, DevicePtr, Gpu};
-use forebay_options::OptionName;
+use forebay_options::{BadOption, OptionName};
 use forebay_store::{
     DeviceReader, DeviceSpan, EngineInfo, FileIndex, FileSet, LoadStatistics, StoreError,
     StraightOptions, UploadPlan, load_straight,
 };
 
 use super::request::{CuFileRequests, CuFileUse};
-use crate::EngineError;
 use crate::doctor::CuFileChoice;
+use crate::load::error::LoadError;
 
 /// Name of the engine in errors and statistics.
 const NAME: &str = "cufile";
@@ -49,7 +49,7 @@ impl CuFileReader {
     /// # Errors
     /// Returns an error if there is no library, if a file cannot be read with direct I/O or the library refuses it, or
     /// if there is not enough memory.
-    pub fn open(gpu: &Gpu, files: &FileSet, bytes: usize) -> Result<CuFileReader, EngineError> {
+    pub fn open(gpu: &Gpu, files: &FileSet, bytes: usize) -> Result<CuFileReader, LoadError> {
         let library = CuFile::open(gpu)?;
         let known = |index| {
             let file = files.direct_descriptor(index, NAME)?;
@@ -57,7 +57,7 @@ impl CuFileReader {
                 engine: NAME,
                 why: format!("{}: {error}", files.path(index).unwrap_or_default().display()),
             };
-            Ok::<_, EngineError>(library.register_file(file).map_err(refused)?)
+            Ok::<_, LoadError>(library.register_file(file).map_err(refused)?)
         };
         let files = (0..files.len() as u32).map(FileIndex).map(known).collect::<Result<_, _>>()?;
         let memory = library.allocate(gpu, bytes)?;
@@ -119,11 +119,11 @@ pub(super) fn choose(
     gpu: &Gpu,
     files: &FileSet,
     cold: bool,
-) -> Result<Result<CuFileRequests, String>, EngineError> {
+) -> Result<Result<CuFileRequests, String>, LoadError> {
     let found = found.filter(|found| found.gpu == gpu.name());
     match wanted {
         CuFileUse::Never => Ok(Err(String::new())),
-        CuFileUse::Always if files.is_coded() => Err(EngineError::BadOption {
+        CuFileUse::Always if files.is_coded() => Err(LoadError::Option(BadOption {
             name: OptionName::Io,
             value: NAME.to_owned(),
             expected: format!(
@@ -131,8 +131,8 @@ pub(super) fn choose(
                 OptionName::Io,
                 OptionName::Codec.with("compact")
             ),
-        }),
-        CuFileUse::Always if files.is_checked() => Err(EngineError::BadOption {
+        })),
+        CuFileUse::Always if files.is_checked() => Err(LoadError::Option(BadOption {
             name: OptionName::Io,
             value: NAME.to_owned(),
             expected: format!(
@@ -140,7 +140,7 @@ pub(super) fn choose(
                 OptionName::NoVerify,
                 OptionName::Io
             ),
-        }),
+        })),
         CuFileUse::Always => Ok(Ok(found.map(|found| found.requests).unwrap_or_default())),
         CuFileUse::WhereFaster => {
             let Some(found) = found.filter(|found| found.wins) else {

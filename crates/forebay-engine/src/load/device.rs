@@ -22,7 +22,8 @@ use super::request::{CuFileRequests, CuFileUse, DecodedBy, DeviceReport, DeviceR
 use super::ring::{GpuRing, RingRequest, named};
 use super::{Destination, LoadRequest, Loaded, Sources, contents, repeat};
 use crate::doctor::ReadChoice;
-use crate::{EngineError, peak_resident_bytes};
+use crate::load::error::LoadError;
+use crate::peak_resident_bytes;
 
 /// Unit in which a GPU maps memory, in bytes.
 const GRANULARITY: u64 = 2 << 20;
@@ -68,7 +69,7 @@ pub(crate) fn load(
     choice: &ReadChoice,
     limit: &mut LoadLimit,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<Loaded, EngineError> {
+) -> Result<Loaded, LoadError> {
     let mut device = Device::new(catalog, sources, wanted, request, choice)?;
     let runs = repeat(request, sources, limit, &mut device, progress)?;
     let peak_resident_bytes = peak_resident_bytes();
@@ -87,7 +88,7 @@ impl<'a> Device<'a> {
         request: DeviceRequest,
         load: &LoadRequest,
         choice: &ReadChoice,
-    ) -> Result<Device<'a>, EngineError> {
+    ) -> Result<Device<'a>, LoadError> {
         let (files, io) = (&sources.checked, load.io);
         let contents = contents(catalog);
         let HoldPlan { mut tensors, mut parts, pool_bytes } = match load.decode {
@@ -163,7 +164,7 @@ impl<'a> Device<'a> {
     }
 
     /// Returns the report, after all runs are done.
-    pub fn report(&self, files: &FileSet) -> Result<DeviceReport, EngineError> {
+    pub fn report(&self, files: &FileSet) -> Result<DeviceReport, LoadError> {
         let (gpu, memory) = (&self.gpu, &[self.memory()][..]);
         let name = |extent: &Extent| name_of(&self.contents, extent);
         let read_back = match self.request.check {
@@ -217,7 +218,7 @@ impl<'a> Device<'a> {
 }
 
 impl Destination for Device<'_> {
-    fn before_cold_run(&mut self) -> Result<(), EngineError> {
+    fn before_cold_run(&mut self) -> Result<(), LoadError> {
         if let DeviceReader::Ring(ring, _) = &mut self.reader
             && self.io == IoKind::Mmap
         {
@@ -227,7 +228,7 @@ impl Destination for Device<'_> {
         Ok(())
     }
 
-    fn fill(&mut self, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadStatistics, EngineError> {
+    fn fill(&mut self, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadStatistics, LoadError> {
         if self.request.check {
             poison(&self.gpu, &self.parts, &[self.memory()])?;
         }
@@ -290,7 +291,7 @@ fn place(parts: &mut [UploadPart], tensors: &mut [HeldTensor], address: u64) {
 }
 
 /// Allocates a pool of `bytes` bytes. It is mapped in one piece: mapping takes as long for each piece, however large it is.
-pub(super) fn whole_pool(gpu: &Gpu, bytes: usize) -> Result<WeightsPool, EngineError> {
+pub(super) fn whole_pool(gpu: &Gpu, bytes: usize) -> Result<WeightsPool, LoadError> {
     let _span = tracing::debug_span!("map", bytes).entered();
     let mut pool = gpu.weights_pool(bytes, bytes)?;
     pool.grow(gpu, bytes)?;
@@ -298,7 +299,7 @@ pub(super) fn whole_pool(gpu: &Gpu, bytes: usize) -> Result<WeightsPool, EngineE
 }
 
 /// Checks that `bytes` fit on the GPU and returns the bytes in use now.
-pub(super) fn fits(gpu: &Gpu, vram_bytes: Option<u64>, bytes: u64) -> Result<u64, EngineError> {
+pub(super) fn fits(gpu: &Gpu, vram_bytes: Option<u64>, bytes: u64) -> Result<u64, LoadError> {
     let (free_bytes, total_bytes) = gpu.memory_bytes()?;
     let used_bytes = total_bytes - free_bytes;
     let needed_bytes = bytes.checked_next_multiple_of(GRANULARITY).unwrap_or(u64::MAX);
@@ -306,15 +307,10 @@ pub(super) fn fits(gpu: &Gpu, vram_bytes: Option<u64>, bytes: u64) -> Result<u64
     if let Some(budget_bytes) = vram_bytes
         && used_bytes.saturating_add(needed_bytes) > budget_bytes
     {
-        return Err(EngineError::OverBudget {
-            gpu: name(),
-            needed_bytes,
-            used_bytes,
-            budget_bytes,
-        });
+        return Err(LoadError::OverBudget { gpu: name(), needed_bytes, used_bytes, budget_bytes });
     }
     if needed_bytes > free_bytes {
-        return Err(EngineError::DoesNotFitDevice {
+        return Err(LoadError::DoesNotFitDevice {
             gpu: name(),
             needed_bytes,
             free_bytes,
@@ -324,9 +320,7 @@ pub(super) fn fits(gpu: &Gpu, vram_bytes: Option<u64>, bytes: u64) -> Result<u64
     Ok(used_bytes)
 }
 
-pub(super) fn timed<T>(
-    work: impl FnOnce() -> Result<T, EngineError>,
-) -> Result<(T, f64), EngineError> {
+pub(super) fn timed<T>(work: impl FnOnce() -> Result<T, LoadError>) -> Result<(T, f64), LoadError> {
     let started = Instant::now();
     let done = work()?;
     Ok((done, started.elapsed().as_secs_f64()))

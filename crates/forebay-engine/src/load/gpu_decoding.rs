@@ -13,7 +13,7 @@ use forebay_format::pack::Chunk;
 use forebay_store::{Extent, FileSet, SlotBuffer, UploadCopy, UploadError, UploadPart};
 
 use super::read_back::place_in;
-use crate::EngineError;
+use crate::load::error::LoadError;
 
 /// Parts whose blocks the GPU decodes are said to go to this plus their offset in the file.
 const CODED: u64 = 1 << 63;
@@ -169,7 +169,7 @@ impl GpuDecoding {
         slots: Range<usize>,
         slot_bytes: usize,
         descriptions: usize,
-    ) -> Result<GpuDecoding, EngineError> {
+    ) -> Result<GpuDecoding, LoadError> {
         let damaged = (slot_bytes - descriptions).div_ceil(DESCRIPTION_BYTES).max(1);
         let memory = gpu.allocate(slots.len() + 4 * damaged)?;
         let containers = gpu.container_decoder()?;

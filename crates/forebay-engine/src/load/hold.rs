@@ -8,13 +8,14 @@ use std::sync::Arc;
 use forebay_codec::Compact;
 use forebay_format::pack::Pack;
 use forebay_format::{Catalog, TensorInfo, TensorType};
-use forebay_options::OptionName;
+use forebay_options::{BadOption, OptionName};
 use forebay_store::{EngineInfo, Extent, Interrupt, IoKind, LoadStatistics, SlotBuffer, Storage};
 
 use super::host::Host;
 use super::{Destination as _, DeviceRequest, Sources};
 use crate::doctor::ReadChoice;
-use crate::{EngineError, gpu};
+use crate::gpu;
+use crate::load::error::LoadError;
 
 /// Alignment of the addresses of tensors on a GPU. CUDA's own allocations have it, and DLPack requires it.
 pub(super) const DEVICE_ALIGNMENT: u64 = 256;
@@ -127,8 +128,8 @@ impl DeviceRequest {
     /// Limits the pinned memory of the load to `bytes`.
     ///
     /// # Errors
-    /// Returns [`EngineError::BadOption`] if `bytes` is less than 1 MiB.
-    pub fn within_pinned(self, bytes: usize) -> Result<DeviceRequest, EngineError> {
+    /// Returns [`LoadError::Option`] if `bytes` is less than 1 MiB.
+    pub fn within_pinned(self, bytes: usize) -> Result<DeviceRequest, LoadError> {
         if bytes < PINNED_BYTES_MIN {
             return Err(pinned_bytes_is(bytes, PINNED_BYTES_MIN));
         }
@@ -137,12 +138,12 @@ impl DeviceRequest {
     }
 }
 
-pub(super) fn pinned_bytes_is(given: usize, least: usize) -> EngineError {
-    EngineError::BadOption {
+pub(super) fn pinned_bytes_is(given: usize, least: usize) -> LoadError {
+    LoadError::Option(BadOption {
         name: OptionName::PinnedBytes,
         value: given.to_string(),
         expected: format!("at least {least} are needed"),
-    }
+    })
 }
 
 /// Loads all weights of a file or folder and keeps them in memory. It accepts safetensors with or without a
@@ -153,19 +154,19 @@ pub(super) fn pinned_bytes_is(given: usize, least: usize) -> EngineError {
 ///
 /// # Errors
 /// Returns an error if files are damaged or do not fit into memory, if the GPU cannot be used, or if a read fails.
-/// Returns [`EngineError::Interrupted`] if `progress` ended the load. All memory is freed in these cases.
+/// Returns [`LoadError::Interrupted`] if `progress` ended the load. All memory is freed in these cases.
 pub fn hold(
     path: &Path,
     request: &HoldRequest,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
-) -> Result<HeldWeights, EngineError> {
+) -> Result<HeldWeights, LoadError> {
     let catalog = Catalog::open_weights(path)?;
     if catalog.pack.is_none() && !request.verify {
-        return Err(EngineError::BadOption {
+        return Err(LoadError::Option(BadOption {
             name: OptionName::Verify,
             value: "off".into(),
             expected: "only packs (.fbay) have checksums, and this is none".into(),
-        });
+        }));
     }
     hold_some(&Storage::Disk, catalog, None, request, None, progress)
 }
@@ -178,7 +179,7 @@ pub(super) fn hold_some(
     request: &HoldRequest,
     interrupt: Option<&Interrupt>,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
-) -> Result<HeldWeights, EngineError> {
+) -> Result<HeldWeights, LoadError> {
     let sources = Sources::open(storage, &catalog, request.verify, interrupt, None)?;
     let choice = ReadChoice::for_files(storage, &catalog.root);
     let is_all = wanted.is_none();
@@ -200,7 +201,7 @@ fn to_host(
     wanted: Vec<TensorInfo>,
     request: &HoldRequest,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
-) -> Result<HeldWeights, EngineError> {
+) -> Result<HeldWeights, LoadError> {
     let statistics = host.fill_while(progress)?;
     let engine = Some(host.engine());
     if catalog.pack.is_none() {
@@ -212,7 +213,7 @@ fn to_host(
     for info in wanted {
         let ty = if request.decode { info.ty.plain() } else { info.ty };
         let found = places.of(&info, ty);
-        let (address, stride) = found.ok_or_else(|| EngineError::InPieces {
+        let (address, stride) = found.ok_or_else(|| LoadError::InPieces {
             path: catalog.files[info.extent.file.0 as usize].clone(),
             tensor: info.name.clone(),
         })?;
@@ -316,7 +317,7 @@ mod tests {
     #[test]
     fn pinned_memory_is_bounded() {
         let request = DeviceRequest::new(0);
-        assert!(matches!(request.within_pinned(1000), Err(EngineError::BadOption { .. })));
+        assert!(matches!(request.within_pinned(1000), Err(LoadError::Option(_))));
         let small = request.within_pinned(1 << 20).unwrap();
         assert_eq!((small.ring_bytes, small.piece_bytes), (1 << 20, 128 << 10));
         assert_eq!(request.within_pinned(1 << 30).unwrap().piece_bytes, request.piece_bytes);

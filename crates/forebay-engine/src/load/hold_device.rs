@@ -16,8 +16,8 @@ use super::{
     DeviceRequest, GpuRing, RingMemory, RingRequest, Sources, as_read, contents, name_of, named,
     poison, read_back,
 };
-use crate::EngineError;
 use crate::doctor::ReadChoice;
+use crate::load::error::LoadError;
 
 /// Device memory of weights. `None` only while the memory is being freed.
 pub(crate) struct Pool(Option<WeightsPool>);
@@ -88,7 +88,7 @@ impl DeviceFill<'_> {
         gpu: &Gpu,
         kept: Option<RingMemory>,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
-    ) -> Result<Filled, EngineError> {
+    ) -> Result<Filled, LoadError> {
         let (files, request, pool_bytes) = (&self.sources.checked, self.request, self.pool_bytes);
         let needed_bytes = pool_bytes.saturating_add(self.workspace_bytes) as u64;
         fits(gpu, request.vram_bytes, needed_bytes)?;
@@ -141,7 +141,7 @@ pub(crate) fn hold(
     device: DeviceRequest,
     choice: &ReadChoice,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
-) -> Result<HeldWeights, EngineError> {
+) -> Result<HeldWeights, LoadError> {
     // Declared first, so that it is dropped after everything that uses the GPU.
     let _context = CallersContext::remember();
     let HoldPlan { mut tensors, parts, pool_bytes } = HoldPlan::new(wanted, request.decode);
@@ -229,7 +229,7 @@ pub(super) fn decode_all(
     gpu: &Gpu,
     tensors: &[HeldTensor],
     memory: DevicePtr<u8>,
-) -> Result<f64, EngineError> {
+) -> Result<f64, LoadError> {
     let workspace_bytes = workspace_bytes(tensors);
     if workspace_bytes == 0 {
         return Ok(0.0);

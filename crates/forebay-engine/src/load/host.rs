@@ -13,8 +13,9 @@ use forebay_store::{
 use super::expansion::{Expansion, expand_all, expansions};
 use super::hold::DEVICE_ALIGNMENT;
 use super::{Destination, Sources, contents};
-use crate::EngineError;
 use crate::doctor::ReadChoice;
+use crate::load::error::LoadError;
+use crate::memory::DoesNotFit;
 use crate::memory::free_bytes;
 
 /// Number of bytes read at a time through a ring.
@@ -63,7 +64,7 @@ impl<'a> Host<'a> {
         io: IoKind,
         choice: &'a ReadChoice,
         decode: bool,
-    ) -> Result<Host<'a>, EngineError> {
+    ) -> Result<Host<'a>, LoadError> {
         let mut planned = plan(catalog, &sources.checked, decode);
         if let Some(only) = only {
             keep_blocks_of(only, &mut planned);
@@ -79,13 +80,13 @@ impl<'a> Host<'a> {
     pub fn fill_while(
         &mut self,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
-    ) -> Result<LoadStatistics, EngineError> {
+    ) -> Result<LoadStatistics, LoadError> {
         let items = self.blocks.items();
         let (loaded, mut statistics) = self.reader.load(&self.sources.checked, items, progress)?;
         self.blocks.take_back(loaded)?;
         let started = Instant::now();
         let expanded = self.blocks.expand();
-        expanded.map_err(|tensor| EngineError::damaged_tensor(self.catalog, tensor))?;
+        expanded.map_err(|tensor| self.catalog.damaged(tensor))?;
         statistics.seconds += started.elapsed().as_secs_f64();
         Ok(statistics)
     }
@@ -124,7 +125,7 @@ impl<'a> Host<'a> {
 }
 
 impl Destination for Host<'_> {
-    fn before_cold_run(&mut self) -> Result<(), EngineError> {
+    fn before_cold_run(&mut self) -> Result<(), LoadError> {
         if self.io == IoKind::Mmap {
             // Pages that a mapping brought into the page cache stay there until the mapping is dropped.
             self.reader = Reader::open(self.io, self.sources, &self.arena, self.choice)?;
@@ -132,7 +133,7 @@ impl Destination for Host<'_> {
         Ok(())
     }
 
-    fn fill(&mut self, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadStatistics, EngineError> {
+    fn fill(&mut self, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadStatistics, LoadError> {
         self.fill_while(&mut |done, total| {
             progress(done, total);
             ControlFlow::Continue(())
@@ -178,13 +179,13 @@ fn plan(catalog: &Catalog, files: &FileSet, decode: bool) -> Vec<PlannedBlock> {
 }
 
 /// Returns the bytes of memory for all weights, or an error if that much is not free.
-fn arena_bytes(planned: &[PlannedBlock]) -> Result<usize, EngineError> {
+fn arena_bytes(planned: &[PlannedBlock]) -> Result<usize, LoadError> {
     let slots = planned.iter().map(|block| block.layout.slot_bytes as u64);
     let needed = slots.fold(0_u64, u64::saturating_add);
     let free = free_bytes();
     match usize::try_from(needed) {
         Ok(bytes) if needed <= free => Ok(bytes),
-        _ => Err(EngineError::DoesNotFit { needed_bytes: needed, free_bytes: free }),
+        _ => Err(DoesNotFit { needed_bytes: needed, free_bytes: free }.into()),
     }
 }
 
@@ -196,7 +197,7 @@ impl PlannedBlock {
 }
 
 impl Blocks {
-    fn new(planned: Vec<PlannedBlock>, arena: &Arena) -> Result<Blocks, EngineError> {
+    fn new(planned: Vec<PlannedBlock>, arena: &Arena) -> Result<Blocks, LoadError> {
         let carve = |block: &PlannedBlock| arena.carve(block.layout.slot_bytes);
         Ok(Blocks { buffers: planned.iter().map(carve).collect::<Result<_, _>>()?, planned })
     }
@@ -221,7 +222,7 @@ impl Blocks {
         expand_all(with_expansion.collect())
     }
 
-    fn take_back(&mut self, loaded: Vec<Loaded>) -> Result<(), EngineError> {
+    fn take_back(&mut self, loaded: Vec<Loaded>) -> Result<(), LoadError> {
         let mut failure: Option<(usize, ReadError)> = None;
         for (index, loaded) in loaded.into_iter().enumerate() {
             self.buffers.extend(loaded.buffer);
@@ -232,13 +233,13 @@ impl Blocks {
             }
         }
         failure.map_or(Ok(()), |(index, cause)| {
-            Err(EngineError::Load { place: self.planned[index].name.clone(), cause })
+            Err(LoadError::Read { place: self.planned[index].name.clone(), cause })
         })
     }
 }
 
 /// Reserves a ring to read into, of the size that the machine profile recommends (possibly empty).
-fn ring_of(choice: &ReadChoice) -> Result<(Arena, Vec<SlotBuffer>), EngineError> {
+fn ring_of(choice: &ReadChoice) -> Result<(Arena, Vec<SlotBuffer>), LoadError> {
     // A slot has extra room because a piece that is a whole block may have unaligned ends.
     let slot_bytes = PIECE_BYTES as usize + 2 * SLOT_ALIGNMENT;
     let slots = choice.staging_bytes / PIECE_BYTES as usize;
@@ -254,7 +255,7 @@ impl Reader {
         sources: &Sources,
         arena: &Arena,
         choice: &ReadChoice,
-    ) -> Result<Reader, EngineError> {
+    ) -> Result<Reader, LoadError> {
         let kind = if io == IoKind::Auto { choice.kind } else { io };
         // With a mapping the kernel does the reading, so a ring would only be a detour.
         let (ring_arena, ring) = match kind {
@@ -285,7 +286,7 @@ impl Reader {
         files: &FileSet,
         items: Vec<LoadItem>,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
-    ) -> Result<(Vec<Loaded>, LoadStatistics), EngineError> {
+    ) -> Result<(Vec<Loaded>, LoadStatistics), LoadError> {
         let (engine, options, ring) = (self.engine.as_mut(), self.options, &mut self.ring);
         Ok(Loader { engine, files, options, ring }.load_while(items, progress)?)
     }

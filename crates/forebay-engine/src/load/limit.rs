@@ -9,8 +9,8 @@ use forebay_store::{DiskProbe, DiskRate, FileSet, IoKind, LoadStatistics, ProbeL
 use serde::Serialize;
 
 use super::LoadRun;
-use crate::EngineError;
 use crate::doctor::ReadChoice;
+use crate::load::error::LoadError;
 use crate::statistics::median;
 
 /// Duration of one disk reading beside runs that are not cold, and the shortest duration beside cold runs.
@@ -115,7 +115,7 @@ impl LoadLimit {
         files: &FileSet,
         cached_bytes: u64,
         after_runs: usize,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), LoadError> {
         let hardly = cached_bytes as f64 > MOSTLY * self.total_bytes as f64;
         if hardly || self.beside == Beside::Nothing {
             return Ok(());
@@ -146,7 +146,7 @@ impl LoadLimit {
         files: &FileSet,
         length: ProbeLength,
         after_runs: usize,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), LoadError> {
         let probe = DiskProbe {
             kind: self.kind,
             request_bytes: self.disk_request_bytes,
@@ -196,7 +196,7 @@ impl LoadLimit {
         &mut self,
         files: &FileSet,
         runs: &[LoadRun],
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), LoadError> {
         // A cold run leaves nothing in the page cache, unless the kernel did the reading.
         let cold = self.beside == Beside::AsLong;
         let cached_bytes = if cold { 0 } else { files.cached_bytes()?.0 };
@@ -213,7 +213,7 @@ impl LoadLimit {
 
     /// Measures copies with 1, 2, 4, ... threads up to the number of processors. Parts of the file that are no longer
     /// cached are cached again.
-    fn measure_copies(&mut self, files: &FileSet) -> Result<(), EngineError> {
+    fn measure_copies(&mut self, files: &FileSet) -> Result<(), LoadError> {
         let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
         let (file, bytes) = self.file;
         let mut threads = 1;

@@ -6,6 +6,7 @@ mod chosen;
 mod cufile;
 #[cfg(feature = "cuda")]
 pub(crate) mod device;
+mod error;
 mod expansion;
 #[cfg(feature = "cuda")]
 mod gpu_decoding;
@@ -25,7 +26,7 @@ use std::path::{Path, PathBuf};
 use forebay_format::Catalog;
 use forebay_format::pack::Block;
 use forebay_model::Architecture;
-use forebay_options::OptionName;
+use forebay_options::{BadOption, OptionName};
 use forebay_store::{
     EngineInfo, EngineOptions, Extent, FileIndex, FileSet, Interrupt, IoKind, IoRecorder,
     LoadStatistics, Storage,
@@ -35,7 +36,7 @@ use serde::Serialize;
 use crate::doctor::{MachineProfile, ReadChoice};
 use crate::statistics::{Checks, ReadPath};
 use crate::traced::TracedModel;
-use crate::{EngineError, gpu, peak_resident_bytes};
+use crate::{gpu, peak_resident_bytes};
 #[cfg(not(feature = "cuda"))]
 pub(crate) use chosen::ChosenPlan;
 #[cfg(feature = "cuda")]
@@ -46,6 +47,7 @@ pub use chosen::{
 };
 #[cfg(feature = "cuda")]
 pub(crate) use cufile::CuFileReader;
+pub use error::LoadError;
 pub use hold::{HeldTensor, HeldWeights, HoldRequest, hold};
 use host::Host;
 use limit::Beside;
@@ -150,7 +152,7 @@ impl Sources {
         verify: bool,
         interrupt: Option<&Interrupt>,
         recorder: Option<&IoRecorder>,
-    ) -> Result<Sources, EngineError> {
+    ) -> Result<Sources, LoadError> {
         let interruptible = |files: FileSet| match interrupt {
             Some(interrupt) => files.interruptible(interrupt),
             None => files,
@@ -176,7 +178,7 @@ impl Sources {
         files: &[PathBuf],
         interrupt: Option<&Interrupt>,
         recorder: Option<&IoRecorder>,
-    ) -> Result<Sources, EngineError> {
+    ) -> Result<Sources, LoadError> {
         let mut unrecorded = FileSet::open_in(storage, files)?;
         if let Some(interrupt) = interrupt {
             unrecorded = unrecorded.interruptible(interrupt);
@@ -205,10 +207,10 @@ pub(crate) struct Loaded {
 /// Memory that weights are loaded into.
 trait Destination {
     /// Prepares for a run that must find nothing in the page cache.
-    fn before_cold_run(&mut self) -> Result<(), EngineError>;
+    fn before_cold_run(&mut self) -> Result<(), LoadError>;
 
     /// Loads all weights once.
-    fn fill(&mut self, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadStatistics, EngineError>;
+    fn fill(&mut self, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadStatistics, LoadError>;
 
     fn engine(&self) -> EngineInfo;
 
@@ -221,20 +223,20 @@ trait Destination {
 ///
 /// # Errors
 /// Returns an error if the model is damaged or does not fit into memory, if the page cache cannot be dropped, or if a
-/// read fails. Returns [`EngineError::Interrupted`] if the load was interrupted.
+/// read fails. Returns [`LoadError::Interrupted`] if the load was interrupted.
 pub fn load(
     model: &Path,
     request: &LoadRequest,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<LoadReport, EngineError> {
+) -> Result<LoadReport, LoadError> {
     let catalog = Catalog::open(model)?;
     let checks = Checks::requested(&catalog, request.verify)?;
     if request.decode && catalog.tensors().iter().all(|tensor| tensor.ty.compact().is_none()) {
-        return Err(EngineError::BadOption {
+        return Err(LoadError::Option(BadOption {
             name: OptionName::Decode,
             value: "on".into(),
             expected: format!("{} has no compact weights", model.display()),
-        });
+        }));
     }
     let (interrupt, recorder) = (Some(&request.interrupt), request.recorder.as_ref());
     let sources = Sources::open(&Storage::Disk, &catalog, request.verify, interrupt, recorder)?;
@@ -298,7 +300,7 @@ fn repeat(
     limit: &mut LoadLimit,
     destination: &mut dyn Destination,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<Vec<LoadRun>, EngineError> {
+) -> Result<Vec<LoadRun>, LoadError> {
     let mut runs = Vec::with_capacity(request.repeat);
     for run in 0..request.repeat {
         forebay_store::reached("load begun");

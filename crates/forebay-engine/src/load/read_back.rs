@@ -8,7 +8,7 @@ use forebay_store::{BlockLabel, Extent, FileSet, UploadPart};
 
 use super::hold::HeldTensor;
 use super::request::ReadBack;
-use crate::EngineError;
+use crate::load::error::LoadError;
 
 /// Number of bytes that are read back at a time.
 const CHECK_BYTES: u64 = 16 << 20;
@@ -32,7 +32,7 @@ pub(crate) fn poison(
     gpu: &Gpu,
     parts: &[UploadPart],
     memory: &[DevicePtr<u8>],
-) -> Result<(), EngineError> {
+) -> Result<(), LoadError> {
     for part in parts {
         let to = planned(memory, part.to, part.extent.length);
         gpu.fill(to, POISON, part.extent.length as usize)?;
@@ -76,7 +76,7 @@ pub(crate) fn read_back(
     parts: impl Iterator<Item = (UploadPart, Option<Compact>)>,
     memory: &[DevicePtr<u8>],
     name: &dyn Fn(&Extent) -> String,
-) -> Result<ReadBack, EngineError> {
+) -> Result<ReadBack, LoadError> {
     let started = Instant::now();
     let mut bytes = 0;
     for (part, compact) in parts {
@@ -94,13 +94,13 @@ fn compare(
     part: UploadPart,
     compact: Option<Compact>,
     name: &dyn Fn(&Extent) -> String,
-) -> Result<(), EngineError> {
+) -> Result<(), LoadError> {
     let (read, held) = compact.map_or((1, 1), |of| (of.bytes() as u64, of.plain_bytes() as u64));
     let (mut done, mut stored) = (0, Vec::new());
     while done < part.extent.length {
         let length = (CHECK_BYTES / read * read).min(part.extent.length - done);
         let offset = part.extent.offset + done;
-        let differs = |at: u64| EngineError::ReadBack {
+        let differs = |at: u64| LoadError::ReadBack {
             place: name(&part.extent),
             file: files.path(part.extent.file).unwrap_or_default(),
             offset: offset + at,

@@ -16,8 +16,8 @@ use forebay_store::{
 use super::gpu_decoding::{CodedParts, GpuDecoding};
 use super::read_back::place_in;
 use super::request::{PIECE_BYTES, RING_BYTES};
-use crate::EngineError;
 use crate::doctor::ReadChoice;
+use crate::load::error::LoadError;
 
 /// Bytes queued for the engine beyond its queue depth, so that its next piece is ready.
 const AHEAD_BYTES: usize = 8 << 20;
@@ -245,7 +245,7 @@ impl<'a> GpuRing<'a> {
         request: RingRequest<'a>,
         parts: &[UploadPart],
         memory: &[DevicePtr<u8>],
-    ) -> Result<GpuRing<'a>, EngineError> {
+    ) -> Result<GpuRing<'a>, LoadError> {
         let started = Instant::now();
         let mut ring = GpuRing::open_with(None, gpu, request, parts, memory)?;
         ring.open_engine()?;
@@ -264,7 +264,7 @@ impl<'a> GpuRing<'a> {
         request: RingRequest<'a>,
         parts: &[UploadPart],
         memory: &[DevicePtr<u8>],
-    ) -> Result<GpuRing<'a>, EngineError> {
+    ) -> Result<GpuRing<'a>, LoadError> {
         let started = Instant::now();
         // Pieces consist of whole chunks only if checksums are verified.
         let may_decode = request.gpu_decodes && request.files.is_checked();
@@ -307,7 +307,7 @@ impl<'a> GpuRing<'a> {
     }
 
     /// Opens the engine anew, because pages that a mapping brought into the page cache stay there until it is dropped.
-    pub fn reopen_engine(&mut self) -> Result<(), EngineError> {
+    pub fn reopen_engine(&mut self) -> Result<(), LoadError> {
         let files = files_to_read(&self.request, self.decoding.as_ref());
         self.ring.engine = Some(open_reader(&self.request, files, &self.ring.arena)?);
         Ok(())
@@ -471,7 +471,7 @@ pub(crate) fn named(
     error: StoreError,
     contents: &[(String, Extent)],
     files: &FileSet,
-) -> EngineError {
+) -> LoadError {
     let StoreError::Block(cause) = error else { return error.into() };
     let at = match &cause {
         ReadError::Io { file, offset, .. }
@@ -490,5 +490,5 @@ pub(crate) fn named(
         let found = contents.iter().find(|(_, extent)| here(extent, file, offset));
         found.map(|(name, _)| name.clone())
     });
-    EngineError::Load { place: place.unwrap_or_else(|| "weights".to_owned()), cause }
+    LoadError::Read { place: place.unwrap_or_else(|| "weights".to_owned()), cause }
 }

@@ -9,9 +9,9 @@ use forebay_model::Weights;
 use forebay_model::weights::{FeedForwardWeights, PartMatrix};
 use forebay_store::FileSet;
 
+use super::PackError;
 use super::blocks::tensor_at;
 use super::writer::encode;
-use crate::EngineError;
 
 /// Smallest part of its bytes that a codec must save. Decoding less does not pay.
 const SAVED_MIN: f64 = 0.03;
@@ -79,7 +79,7 @@ impl Choice {
         weights: &Weights,
         codec: Codec,
         files: &FileSet,
-    ) -> Result<Choice, EngineError> {
+    ) -> Result<Choice, PackError> {
         let count = catalog.tensors().len();
         let mut choice = Choice {
             compact: vec![None; count],
@@ -177,7 +177,7 @@ impl Choice {
         weights: &Weights,
         codec: Codec,
         files: &FileSet,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), PackError> {
         // A row of a few hundred bytes would need its whole chunk.
         let tables: Vec<Extent> = weights.ngram_tables().collect();
         let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
@@ -250,7 +250,7 @@ impl Samples {
         number: usize,
         codec: Codec,
         files: &FileSet,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), PackError> {
         let extents: Vec<Extent> = tensor.extents().collect();
         let extent = extents[number * extents.len() / SAMPLES];
         let unit = compact.map_or(tensor.ty.block_bytes(), Compact::plain_bytes) as u64;

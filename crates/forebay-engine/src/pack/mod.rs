@@ -2,6 +2,7 @@
 
 mod blocks;
 mod choice;
+mod error;
 mod restore;
 mod saved;
 mod verify;
@@ -21,10 +22,10 @@ use serde::Serialize;
 use self::choice::Choice;
 use self::saved::saved;
 use self::writer::Packing;
-use crate::EngineError;
 use crate::statistics::ReadPath;
 
 pub use choice::Codec;
+pub use error::PackError;
 pub use restore::{RestoreReport, to_gguf, to_hugging_face};
 pub use saved::Saved;
 pub use verify::{Damage, VerifyReport, verify};
@@ -80,21 +81,21 @@ pub struct PackReport {
 ///
 /// # Errors
 /// Returns an error if the model cannot be opened or is not known, if the source is a pack, if the disk is full, or if
-/// a read or write fails. Returns [`EngineError::Interrupted`] if `options` or `progress` stop the work. No file is
+/// a read or write fails. Returns [`PackError::Interrupted`] if `options` or `progress` stop the work. No file is
 /// left behind in these cases.
 pub fn pack(
     source: &Path,
     out: OutputFile,
     options: impl Into<PackOptions>,
     progress: &mut Progress<'_>,
-) -> Result<PackReport, EngineError> {
+) -> Result<PackReport, PackError> {
     let started = Instant::now();
     let PackOptions { io, codec, interrupt } = options.into();
     let _span = tracing::debug_span!("pack", from = %source.display(), to = %out.path().display())
         .entered();
     let catalog = Catalog::open(source)?;
     if catalog.pack.is_some() {
-        return Err(EngineError::IsPack { path: source.to_path_buf() });
+        return Err(PackError::IsPack { path: source.to_path_buf() });
     }
     let architecture = Architecture::from_catalog(&catalog)?;
     let files = FileSet::of_catalog(&catalog, true)?.interruptible(&interrupt);

@@ -11,8 +11,8 @@ use forebay_store::{
 };
 use serde::Serialize;
 
+use super::PackError;
 use super::{PackOptions, Progress};
-use crate::EngineError;
 
 /// Report of a restoration.
 #[derive(Clone, Debug, Serialize)]
@@ -31,13 +31,13 @@ pub struct RestoreReport {
 ///
 /// # Errors
 /// Returns an error if the pack has another kind of source or is damaged, if the disk is full, or if a write fails.
-/// Returns [`EngineError::Interrupted`] if the work was stopped.
+/// Returns [`PackError::Interrupted`] if the work was stopped.
 pub fn to_gguf(
     pack: &Path,
     out: OutputFile,
     options: impl Into<PackOptions>,
     progress: &mut Progress<'_>,
-) -> Result<RestoreReport, EngineError> {
+) -> Result<RestoreReport, PackError> {
     let started = Instant::now();
     let PackOptions { io, interrupt, .. } = options.into();
     let _span = tracing::debug_span!("unpack", from = %pack.display(), to = %out.path().display())
@@ -59,14 +59,14 @@ pub fn to_hugging_face(
     folder: &Path,
     options: impl Into<PackOptions>,
     progress: &mut Progress<'_>,
-) -> Result<RestoreReport, EngineError> {
+) -> Result<RestoreReport, PackError> {
     let started = Instant::now();
     let PackOptions { io, interrupt, .. } = options.into();
     let _span =
         tracing::debug_span!("unpack", from = %pack.display(), to = %folder.display()).entered();
     let source = open(pack, &interrupt)?;
     let (documents, restored) = restore_hugging_face(&source.catalog)?;
-    let failed = |source| EngineError::Folder { path: folder.to_path_buf(), source };
+    let failed = |source| PackError::Folder { path: folder.to_path_buf(), source };
     Outputs::new(false).check_folder(folder)?;
     let is_new = !folder.exists();
     std::fs::create_dir_all(folder).map_err(failed)?;
@@ -95,7 +95,7 @@ fn write_folder(
     io: IoKind,
     written: &mut Vec<PathBuf>,
     progress: &mut Progress<'_>,
-) -> Result<u64, EngineError> {
+) -> Result<u64, PackError> {
     let total: u64 = restored.iter().map(|file| file.bytes).sum();
     let mut before = 0;
     for file in restored {
@@ -129,10 +129,10 @@ struct Opened {
     files: FileSet,
 }
 
-fn open(pack: &Path, interrupt: &Interrupt) -> Result<Opened, EngineError> {
+fn open(pack: &Path, interrupt: &Interrupt) -> Result<Opened, PackError> {
     let catalog = Catalog::open(pack)?;
     if catalog.pack.is_none() {
-        return Err(EngineError::NoPack { path: pack.to_path_buf() });
+        return Err(PackError::NoPack { path: pack.to_path_buf() });
     }
     let files = FileSet::of_catalog(&catalog, true)?.interruptible(interrupt);
     Ok(Opened { catalog, files })
@@ -156,7 +156,7 @@ fn write(
     out: OutputFile,
     io: IoKind,
     progress: &mut Progress<'_>,
-) -> Result<(), EngineError> {
+) -> Result<(), PackError> {
     out.reserve(restored.bytes)?;
     let damaged = OnceLock::new();
     let job = CopyJob {
@@ -170,7 +170,7 @@ fn write(
     };
     copy(&source.files, &job, io, &Writing(&out), progress)?;
     if let Some(&tensor) = damaged.get() {
-        return Err(EngineError::damaged_tensor(&source.catalog, tensor));
+        return Err(source.catalog.damaged(tensor).into());
     }
     out.commit()?;
     Ok(())

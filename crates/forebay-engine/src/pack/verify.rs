@@ -11,9 +11,9 @@ use forebay_format::{Catalog, Extent, FileIndex, FormatError};
 use forebay_store::{CopyJob, FileSet, Sink, StoreError, copy};
 use serde::Serialize;
 
+use super::PackError;
 use super::writer::slice;
 use super::{PackOptions, Progress};
-use crate::EngineError;
 use crate::statistics::ReadPath;
 
 /// Largest number of damaged chunks that are listed. All of them are counted.
@@ -49,19 +49,19 @@ pub struct Damage {
 /// Reads all of a pack. Damage in the tables is an error. Damage in blocks is listed in the report.
 ///
 /// # Errors
-/// Returns [`EngineError::NoPack`] if the file is not a pack. Returns an error if the tables are damaged or a read
-/// fails. Returns [`EngineError::Interrupted`] if `options` or `progress` stop the work.
+/// Returns [`PackError::NoPack`] if the file is not a pack. Returns an error if the tables are damaged or a read
+/// fails. Returns [`PackError::Interrupted`] if `options` or `progress` stop the work.
 pub fn verify(
     path: &Path,
     options: impl Into<PackOptions>,
     progress: &mut Progress<'_>,
-) -> Result<VerifyReport, EngineError> {
+) -> Result<VerifyReport, PackError> {
     let started = Instant::now();
     let PackOptions { io, interrupt, .. } = options.into();
     let _span = tracing::debug_span!("verify_pack", path = %path.display()).entered();
     let catalog = Catalog::open(path)?;
     let Some(pack) = &catalog.pack else {
-        return Err(EngineError::NoPack { path: path.to_path_buf() });
+        return Err(PackError::NoPack { path: path.to_path_buf() });
     };
     let index = &pack.chunks;
     // The bytes in the file, which are not decoded.

@@ -1,10 +1,11 @@
 //! The plan that a user asks for, on this machine or another one.
 
+use super::PlanError;
 use super::{
     HitCurve, PlanRequest, Planned, PlannedModel, Planner, Rates, SEQUENCES_MAX, Together, Work,
     gpu_facts,
 };
-use crate::{EngineError, SessionOptions, free_bytes};
+use crate::{SessionOptions, free_bytes};
 
 /// What a user asks a plan for.
 pub struct Asked<'a> {
@@ -42,7 +43,7 @@ impl Asked<'_> {
     ///
     /// # Errors
     /// Returns an error of [`Planner::plan`].
-    pub fn plan(&self) -> Result<Answered, EngineError> {
+    pub fn plan(&self) -> Result<Answered, PlanError> {
         let alone = SessionOptions {
             sequences: 1,
             kv_tokens: None,

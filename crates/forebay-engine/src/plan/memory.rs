@@ -3,7 +3,8 @@
 use forebay_model::{Weights, largest_context};
 use forebay_stream::{Budget, MemoryPlan, ModelBlocks, PolicyKind, StreamError};
 
-use crate::EngineError;
+use super::PlanError;
+use crate::memory::DoesNotFit;
 
 /// Returns the blocks that are in host memory when a GPU computes: the experts only.
 pub(crate) fn experts(weights: &Weights) -> ModelBlocks {
@@ -29,18 +30,18 @@ pub(crate) fn host(
 /// The operating system provides the memory only when it is first written, and would kill the process at that time.
 ///
 /// # Errors
-/// Returns [`EngineError::CacheDoesNotFit`] if they do not fit. The error has the largest context that does.
+/// Returns [`PlanError::CacheDoesNotFit`] if they do not fit. The error has the largest context that does.
 pub(crate) fn check_cache(
     context: usize,
     weights_bytes: u64,
     free_bytes: u64,
     bytes_of: impl Fn(usize) -> u64,
-) -> Result<(), EngineError> {
+) -> Result<(), PlanError> {
     let fits = |context| bytes_of(context) <= free_bytes.saturating_sub(weights_bytes);
     if fits(context) {
         return Ok(());
     }
-    Err(EngineError::CacheDoesNotFit {
+    Err(PlanError::CacheDoesNotFit {
         context,
         cache_bytes: bytes_of(context),
         weights_bytes,
@@ -56,11 +57,13 @@ pub(crate) fn check_cache_on_gpu(
     weights_bytes: u64,
     free_bytes: u64,
     kv_bytes: u64,
-) -> Result<(), EngineError> {
+) -> Result<(), PlanError> {
     if kv_bytes == 0 {
         return match weights_bytes <= free_bytes {
             true => Ok(()),
-            false => Err(EngineError::DoesNotFit { needed_bytes: weights_bytes, free_bytes }),
+            false => {
+                Err(PlanError::DoesNotFit(DoesNotFit { needed_bytes: weights_bytes, free_bytes }))
+            }
         };
     }
     let share = |other: usize| (kv_bytes as f64 * other as f64 / context as f64) as u64;
@@ -77,7 +80,7 @@ mod tests {
         assert!(check_cache(100, 500, 1507, bytes_of).is_ok());
         for (free_bytes, expected) in [(1506, Some(99)), (520, Some(1)), (516, None), (3, None)] {
             let error = check_cache(100, 500, free_bytes, bytes_of).unwrap_err();
-            let EngineError::CacheDoesNotFit { largest_context, .. } = error else {
+            let PlanError::CacheDoesNotFit { largest_context, .. } = error else {
                 panic!("{error}")
             };
             assert_eq!(largest_context, expected, "{free_bytes}");

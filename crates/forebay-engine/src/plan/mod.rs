@@ -21,6 +21,7 @@ mod asked;
 mod coding;
 mod cost;
 mod cpu_offload;
+mod error;
 mod hits;
 pub(crate) mod memory;
 mod model;
@@ -39,10 +40,12 @@ use crate::device;
 pub use crate::gpu::OpenGpu;
 use crate::gpu::{self, Facts};
 use crate::memory::share_of;
-use crate::{CpuOffload, DeviceChoice, EngineError, SessionOptions, default_budget_bytes};
+use crate::{CpuOffload, DeviceChoice, SessionOptions, default_budget_bytes};
 pub use asked::{Answered, Asked};
 pub(crate) use coding::Coding;
 pub use cost::{Cost, Placement, Prediction, Speed, Work};
+pub use error::PlanError;
+pub(crate) use error::{needed_by_model, needed_by_stream};
 pub use hits::{HitCurve, share_in_either};
 pub use model::PlannedModel;
 pub use rates::Rates;
@@ -240,7 +243,7 @@ impl<'a> Planner<'a> {
     ///
     /// # Errors
     /// Returns an error if the model cannot run within the budgets. The error names the smallest budget that works.
-    pub fn plan(&self, request: &PlanRequest) -> Result<Planned, EngineError> {
+    pub fn plan(&self, request: &PlanRequest) -> Result<Planned, PlanError> {
         let (device, tokens_per_second) = (Empty, Empty);
         let ram_bytes = request.ram_bytes;
         let span = tracing::debug_span!("plan", ram_bytes, device, tokens_per_second).entered();
@@ -267,7 +270,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Returns the best plan, without the alternatives and gains of [`Planner::plan`].
-    pub fn best(&self, request: &PlanRequest) -> Result<Plan, EngineError> {
+    pub fn best(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
         let costs = self.costs(request);
         Ok(self.choose(&costs, request)?.0)
     }
@@ -301,7 +304,7 @@ impl<'a> Planner<'a> {
         &self,
         costs: &ModelCosts,
         request: &PlanRequest,
-    ) -> Result<(Plan, Option<Plan>, Option<String>), EngineError> {
+    ) -> Result<(Plan, Option<Plan>, Option<String>), PlanError> {
         match request.device {
             DeviceChoice::Cpu => Ok((self.on_cpu(costs, request)?, None, None)),
             DeviceChoice::Cuda(_) => Ok((self.on_gpu(costs, request)?, None, None)),
@@ -322,14 +325,14 @@ impl<'a> Planner<'a> {
                     }
                     (Err(_), Err(cpu)) if self.rates.gpu.is_none() => Err(cpu),
                     (Err(gpu), Err(cpu)) => {
-                        Err(EngineError::NoPlan { gpu: Box::new(gpu), cpu: Box::new(cpu) })
+                        Err(PlanError::NoPlan { gpu: Box::new(gpu), cpu: Box::new(cpu) })
                     }
                 }
             }
         }
     }
 
-    fn on_cpu(&self, costs: &ModelCosts, request: &PlanRequest) -> Result<Plan, EngineError> {
+    fn on_cpu(&self, costs: &ModelCosts, request: &PlanRequest) -> Result<Plan, PlanError> {
         let weights = &self.model.weights;
         let free_bytes = request.ram_free_bytes.unwrap_or(u64::MAX);
         let sequences = request.work.sequences.max(1);
@@ -349,7 +352,7 @@ impl<'a> Planner<'a> {
         })
     }
 
-    fn on_gpu(&self, costs: &ModelCosts, request: &PlanRequest) -> Result<Plan, EngineError> {
+    fn on_gpu(&self, costs: &ModelCosts, request: &PlanRequest) -> Result<Plan, PlanError> {
         let rates = self.rates.with_threads(request.threads);
         let facts = self.facts.ok_or_else(gpu::none_in_profile)?;
         let share = gpu::share(self.model, &facts, request)?;
@@ -406,10 +409,10 @@ impl<'a> Planner<'a> {
         costs: &ModelCosts,
         request: &PlanRequest,
         placement: &Placement,
-    ) -> Result<Prediction, EngineError> {
+    ) -> Result<Prediction, PlanError> {
         let rates = &self.rates.with_threads(request.threads);
         let model = Model { costs, rates, hits: self.hits, work: request.work };
-        model.predict(placement).ok_or(EngineError::NoGpuInProfile)
+        model.predict(placement).ok_or(PlanError::NoGpuInProfile)
     }
 }
 

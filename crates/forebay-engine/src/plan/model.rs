@@ -12,9 +12,10 @@ use forebay_ops::KvType;
 use forebay_store::FileSet;
 use forebay_stream::ModelBlocks;
 
+use super::PlanError;
 use super::memory;
+use crate::SessionOptions;
 use crate::inspect::ModelInfo;
-use crate::{EngineError, SessionOptions};
 
 /// Model with everything that a plan needs, opened without reading its weight matrices.
 pub struct PlannedModel {
@@ -28,7 +29,7 @@ impl PlannedModel {
     ///
     /// # Errors
     /// Returns an error if the file is damaged or its architecture is unknown.
-    pub fn open(model: &Path) -> Result<PlannedModel, EngineError> {
+    pub fn open(model: &Path) -> Result<PlannedModel, PlanError> {
         let catalog = Catalog::open(model)?;
         let architecture = Architecture::from_catalog(&catalog)?;
         let files = FileSet::of_catalog(&catalog, false)?;
@@ -41,8 +42,8 @@ impl PlannedModel {
     ///
     /// # Errors
     /// Returns an error if that is more than the model was trained for.
-    pub fn context(&self, options: &SessionOptions) -> Result<usize, EngineError> {
-        crate::session::context(options, &self.architecture)
+    pub fn context(&self, options: &SessionOptions) -> Result<usize, PlanError> {
+        Ok(options.context_for(&self.architecture)?)
     }
 }
 

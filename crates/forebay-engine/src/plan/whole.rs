@@ -3,10 +3,11 @@
 use forebay_model::{CacheSize, cache_bytes};
 use forebay_stream::Budget;
 
+use super::PlanError;
 use super::PlannedModel;
 use crate::device::wanted_gpu;
 use crate::gpu::{self, OpenGpu};
-use crate::{DeviceChoice, EngineError, Session, SessionOptions};
+use crate::{DeviceChoice, Session, SessionOptions};
 
 /// Memory of a model, in bytes, without what all models share, such as the driver's context.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -28,7 +29,7 @@ impl PlannedModel {
         &self,
         options: &SessionOptions,
         gpu: Option<&OpenGpu>,
-    ) -> Result<ModelMemory, EngineError> {
+    ) -> Result<ModelMemory, PlanError> {
         let context = self.context(options)?;
         let capacity = options.kv_capacity(context)?;
         if let Some(gpu) = gpu.filter(|_| wanted_gpu(options).is_some()) {

@@ -8,6 +8,7 @@ use super::{Runner, SavedPlace, SavedSequence};
 use crate::EngineError;
 use crate::engine::SnapshotBlock;
 use crate::kv::{Row, SavedBlock, SequenceId};
+use crate::kv_file::KvFileError;
 
 impl Runner {
     /// Returns the committed rows of a sequence.
@@ -67,13 +68,14 @@ impl Runner {
         for SavedBlock { group, block, .. } in blocks.blocks_to_save(sequence) {
             bytes.resize(blocks.block_bytes(group), 0);
             decoder.backend_mut().save_block(group, block.index() as u32, &mut bytes)?;
-            to.write_all(&bytes).map_err(EngineError::KvFile)?;
+            to.write_all(&bytes).map_err(KvFileError::Io)?;
         }
         let mut state = Vec::new();
         if !self.export_state(sequence, &mut state)? {
             return Err(ModelError::NoState { position: self.blocks.len(sequence) }.into());
         }
-        state.iter().try_for_each(|of| to.write_all(&of.bytes).map_err(EngineError::KvFile))
+        let mut write = |bytes: &[u8]| to.write_all(bytes).map_err(KvFileError::Io);
+        Ok(state.iter().try_for_each(|of| write(&of.bytes))?)
     }
 
     /// Begins a sequence with these rows, which shares its blocks with no other, and reads its blocks. `is_whole` is asked once
@@ -97,7 +99,7 @@ impl Runner {
             let (mut bytes, mut next) = (Vec::new(), restored.iter().peekable());
             for (group, index, len) in seen {
                 bytes.resize(len, 0);
-                from.read_exact(&mut bytes).map_err(EngineError::KvFile)?;
+                from.read_exact(&mut bytes).map_err(KvFileError::Io)?;
                 // A block that is in a pool already needs no copy.
                 let of = next.next_if(|of| (of.group, of.index) == (group, index));
                 if let Some(of) = of {
@@ -109,7 +111,7 @@ impl Runner {
             }
             if let Some((_, _, len)) = self.state_seen(rows.len()) {
                 bytes.resize(len, 0);
-                from.read_exact(&mut bytes).map_err(EngineError::KvFile)?;
+                from.read_exact(&mut bytes).map_err(KvFileError::Io)?;
                 self.decoder.restore_state(sequence.slot(), rows.len(), &bytes)?;
             }
             self.wait_for_arrivals()?;

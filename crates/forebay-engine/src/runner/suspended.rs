@@ -5,6 +5,7 @@ use forebay_kv::BlockHash;
 use super::{Runner, SavedPlace, SavedSequence, has_room};
 use crate::EngineError;
 use crate::engine::SnapshotBlock;
+use crate::engine::SnapshotError;
 use crate::kv::{Row, SavedBlock, SequenceId};
 
 impl Runner {
@@ -80,7 +81,7 @@ impl Runner {
         let seen = self.blocks.blocks_seen(rows.len()).chain(self.state_seen(rows.len()));
         if !own.eq(seen) {
             let why = "its KV blocks are not those that this engine needs".into();
-            return Err(EngineError::BadSnapshot { why });
+            return Err(SnapshotError::Bad { why }.into());
         }
         let mut saved = SavedSequence { root, rows: rows.to_vec(), blocks: Vec::new() };
         for SnapshotBlock { group, index, bytes } in blocks {

@@ -4,8 +4,10 @@
 use std::path::Path;
 
 use forebay_engine::doctor::{BesideCpu, MachineProfile};
-use forebay_engine::plan::{HitCurve, PlanRequest, Planned, PlannedModel, Planner, Rates, Work};
-use forebay_engine::{CpuOffload, DeviceChoice, EngineError, SessionOptions};
+use forebay_engine::plan::{
+    HitCurve, PlanError, PlanRequest, Planned, PlannedModel, Planner, Rates, Work,
+};
+use forebay_engine::{CpuOffload, DeviceChoice, SessionOptions};
 use forebay_lab::synth::{self, SynthOptions};
 
 pub const GIB: u64 = 1 << 30;
@@ -60,7 +62,7 @@ pub fn plan(
     model: &PlannedModel,
     profile: &MachineProfile,
     request: &PlanRequest,
-) -> Result<Planned, EngineError> {
+) -> Result<Planned, PlanError> {
     let rates = Rates::new(profile).unwrap();
     Planner::new(model, &rates, &HitCurve::default()).plan(request)
 }

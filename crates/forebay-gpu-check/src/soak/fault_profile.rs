@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use forebay_engine::EngineError;
+use forebay_engine::load::LoadError;
 use forebay_model::ModelError;
 use forebay_store::{Fault, FaultKind, FaultPlan, FileIndex, ReadError};
 use forebay_stream::StreamError;
@@ -102,7 +103,10 @@ pub fn name(error: EngineError, path: &Path) -> Result<(&'static str, After)> {
             StreamError::Stopped { .. } => return Ok(("stopped", After::Stopped)),
             _ => return Err(error_at(error.to_string(), path)),
         },
-        EngineError::Load { cause, .. } => (cause, true),
+        EngineError::Load(error) => match &**error {
+            LoadError::Read { cause, .. } => (cause, true),
+            _ => return Err(error_at(error.to_string(), path)),
+        },
         _ => return Err(error_at(error.to_string(), path)),
     };
     let (what, after) = match cause {

@@ -3,8 +3,10 @@
 //! The planner has the only cost model (`docs/plan.md`). `forebay plan --routing` gives the same
 //! speeds for the same recording and budgets.
 
-use forebay_engine::plan::{self, Cost, HitCurve, Plan, PlanRequest, PlannedModel, Planner, Rates};
-use forebay_engine::{DeviceChoice, EngineError};
+use forebay_engine::DeviceChoice;
+use forebay_engine::plan::{
+    self, Cost, HitCurve, Plan, PlanError, PlanRequest, PlannedModel, Planner, Rates,
+};
 use forebay_model::ModelError;
 use forebay_stream::{Budget, MemoryPlan};
 use serde::Serialize;
@@ -128,7 +130,7 @@ impl Budgets<'_> {
         device: DeviceChoice,
         vram_bytes: Option<u64>,
         ram_bytes: u64,
-    ) -> Result<Plan, EngineError> {
+    ) -> Result<Plan, PlanError> {
         let request = PlanRequest { device, vram_bytes, ram_bytes, ..self.request.clone() };
         self.planner.best(&PlanRequest { ram_chosen_by_user: true, ..request })
     }
@@ -147,7 +149,7 @@ impl Budgets<'_> {
         Ok(found)
     }
 
-    fn by_vram(&self) -> Result<Vec<VramCurve>, EngineError> {
+    fn by_vram(&self) -> Result<Vec<VramCurve>, PlanError> {
         let experts = self.model.expert_blocks();
         let (smallest_ram, all_ram) = self.host_bytes(&experts);
         let on_gpu = |vram: Option<u64>, ram: u64| self.plan(DeviceChoice::Cuda(0), vram, ram);
@@ -159,7 +161,7 @@ impl Budgets<'_> {
         };
         let largest = most.vram.as_ref().map_or(0, used);
         let smallest = match on_gpu(Some(0), all_ram) {
-            Err(EngineError::Model(ModelError::VramTooSmall { needed_bytes, .. })) => needed_bytes,
+            Err(PlanError::Model(ModelError::VramTooSmall { needed_bytes, .. })) => needed_bytes,
             Err(other) => return Err(other),
             Ok(_) => 0,
         };

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use forebay_chat::History;
-use forebay_engine::{EngineError, Session};
+use forebay_engine::{EngineError, KvFileError, Session};
 use forebay_store::OutputFile;
 use serde_json::Value;
 
@@ -71,6 +71,6 @@ pub fn load_kv(session: &mut Session, path: &Path) -> Result<Option<usize>, Engi
     match File::open(kv_path(path)) {
         Ok(file) => session.read_kv(&mut BufReader::with_capacity(1 << 20, file)).map(Some),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(EngineError::KvFile(error)),
+        Err(error) => Err(KvFileError::Io(error).into()),
     }
 }

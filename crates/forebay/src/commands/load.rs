@@ -1,7 +1,7 @@
 //! `forebay load` loads all weights into the memory of the host or of a GPU, and compares the rate with the limit of
 //! the path.
 
-use forebay_engine::EngineError;
+use forebay_engine::load::LoadError;
 use forebay_engine::load::{
     self, CuFileUse, DecodedBy, DeviceReport, DeviceRequest, LoadLimit, LoadReport, LoadRequest,
     LoadRun,
@@ -39,7 +39,7 @@ pub fn run(args: LoadArgs) -> Outcome {
     let report = load::load(&args.model, &request, &mut |done, total| progress.update(done, total));
     drop(progress);
     let mut report = report.map_err(|error| match error {
-        EngineError::BadOption { .. } => Failure::Usage(error.to_string()),
+        LoadError::Option(_) => Failure::Usage(error.to_string()),
         error => open::named(error, &args.model),
     })?;
     if let Some(traced) = report.traced.take() {

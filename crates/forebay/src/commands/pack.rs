@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use forebay_engine::EngineError;
-use forebay_engine::pack::{self, Codec, PackOptions, PackReport, RestoreReport, Saved};
+use forebay_engine::pack::{self, Codec, PackError, PackOptions, PackReport, RestoreReport, Saved};
 use forebay_store::{OutputFile, Outputs};
 
 use crate::args::{CodecArg, IoArg, PackArgs};
@@ -87,7 +86,7 @@ pub fn options(io: IoArg) -> PackOptions {
 pub fn work<T>(
     model: &Path,
     what: &'static str,
-    run: impl FnOnce(&mut pack::Progress<'_>) -> Result<T, EngineError>,
+    run: impl FnOnce(&mut pack::Progress<'_>) -> Result<T, PackError>,
 ) -> Outcome<T> {
     let mut bar = BytesProgress::new(what);
     let done = run(&mut |done, total| {
@@ -97,9 +96,9 @@ pub fn work<T>(
     drop(bar);
     match done {
         Ok(report) => Ok(report),
-        Err(EngineError::Output(error)) => Err(error.into()),
+        Err(PackError::Output(error)) => Err(error.into()),
         // These errors name their own file, which may be the output.
-        Err(EngineError::Store(error)) => Err(error.into()),
+        Err(PackError::Store(error)) => Err(error.into()),
         Err(error) => Err(open::named(error, model)),
     }
 }

@@ -7,13 +7,13 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, PoisonError};
 
 use forebay_cuda::{CallersContext, DevicePtr, Gpu};
-use forebay_options::OptionName;
+use forebay_options::{BadOption, OptionName};
 use forebay_store::{BlockLabel, Extent, UploadPart};
 
 use super::plan::Planned;
 use super::{ChosenPlan, LoadedTensor, Memory, TensorMemory, host};
-use crate::EngineError;
 use crate::load::device::MARGIN;
+use crate::load::error::LoadError;
 use crate::load::hold::DEVICE_ALIGNMENT;
 use crate::load::hold_device::{DeviceFill, Filled, KeptRing, Pool};
 
@@ -24,20 +24,20 @@ const RUNS_MAX: u64 = 1 << 22;
 pub(crate) fn hold_chosen(
     plan: &ChosenPlan<'_>,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
-) -> Result<Vec<LoadedTensor>, EngineError> {
+) -> Result<Vec<LoadedTensor>, LoadError> {
     let Some(device) = plan.request.device else { return Ok(Vec::new()) };
     // Declared first, so that it is dropped after everything that uses the GPU.
     let _context = CallersContext::remember();
     let unchanged = || plan.planned.iter().filter(|planned| !planned.is_converted());
     let runs = unchanged().fold(0_u64, |sum, it| sum.saturating_add(it.count));
     if runs > RUNS_MAX {
-        return Err(EngineError::BadOption {
+        return Err(LoadError::Option(BadOption {
             name: OptionName::Slices,
             value: format!("{runs} runs of bytes"),
             expected: format!(
                 "a load to a GPU copies at most {RUNS_MAX}: load to the CPU, or slice an outer dimension"
             ),
-        });
+        }));
     }
     let Placed { addresses, parts, contents, pool_bytes } = Placed::new(&plan.planned);
     let total: u64 = plan.planned.iter().map(Planned::wanted_bytes).sum();
@@ -89,7 +89,7 @@ fn convert(
     gpu: &Gpu,
     (memory, addresses): (DevicePtr<u8>, &[u64]),
     progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
-) -> Result<(), EngineError> {
+) -> Result<(), LoadError> {
     let tensors = plan.planned.iter().zip(addresses);
     let is_converted = |(planned, _): &(&Planned, _)| planned.is_converted() && planned.count > 0;
     let converted: Vec<_> = tensors.filter(is_converted).collect();

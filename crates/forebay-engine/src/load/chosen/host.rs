@@ -10,9 +10,10 @@ use forebay_store::{
 use super::plan::Planned;
 use super::staged;
 use super::{ChosenPlan, LoadedTensor, Memory, TensorMemory};
-use crate::EngineError;
+use crate::load::error::LoadError;
 use crate::load::hold::DEVICE_ALIGNMENT;
 use crate::load::host::Reader;
+use crate::memory::DoesNotFit;
 use crate::memory::free_bytes;
 
 /// Smallest amount of memory that is freed at once. Smaller tensors share such a piece.
@@ -52,7 +53,7 @@ impl Filled {
 pub(super) fn load(
     plan: &ChosenPlan<'_>,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
-) -> Result<Vec<LoadedTensor>, EngineError> {
+) -> Result<Vec<LoadedTensor>, LoadError> {
     Ok(finish(&plan.planned, fill(plan, progress)?))
 }
 
@@ -60,7 +61,7 @@ pub(super) fn load(
 pub(super) fn fill(
     plan: &ChosenPlan<'_>,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
-) -> Result<Filled, EngineError> {
+) -> Result<Filled, LoadError> {
     let mut places: Vec<Place> = plan.planned.iter().map(|it| place(plan, it)).collect();
     let shares = staged::shares(plan);
     let groups = group(&mut places);
@@ -68,7 +69,7 @@ pub(super) fn fill(
     let needed_bytes = groups.iter().fold(staging_bytes, |sum, bytes| sum.saturating_add(*bytes));
     let free = free_bytes();
     if needed_bytes > free {
-        return Err(EngineError::DoesNotFit { needed_bytes, free_bytes: free });
+        return Err(DoesNotFit { needed_bytes, free_bytes: free }.into());
     }
     let arenas = groups
         .into_iter()
@@ -131,7 +132,7 @@ fn read_direct(
     slots: &mut [Option<SlotBuffer>],
     reader: &mut Reader,
     progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
-) -> Result<u64, EngineError> {
+) -> Result<u64, LoadError> {
     let (mut items, mut of) = (Vec::new(), Vec::new());
     for (index, (place, slot)) in places.iter().zip(&mut *slots).enumerate() {
         let Some(layout) = place.layout.clone() else { continue };
@@ -155,7 +156,7 @@ pub(super) fn take_back(
     plan: &ChosenPlan<'_>,
     loaded: Vec<Loaded>,
     tensor: &dyn Fn(usize) -> usize,
-) -> Result<Vec<SlotBuffer>, EngineError> {
+) -> Result<Vec<SlotBuffer>, LoadError> {
     let (mut buffers, mut failure) = (Vec::with_capacity(loaded.len()), None);
     for (at, Loaded { buffer, result }) in loaded.into_iter().enumerate() {
         buffers.extend(buffer);
@@ -167,7 +168,7 @@ pub(super) fn take_back(
     }
     failure.map_or(Ok(buffers), |(at, cause)| {
         let place = format!("tensor {:?}", plan.planned[tensor(at)].name);
-        Err(EngineError::Load { place, cause })
+        Err(LoadError::Read { place, cause })
     })
 }
 

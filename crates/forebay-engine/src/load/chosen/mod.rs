@@ -18,7 +18,8 @@ use forebay_store::{Interrupt, IoKind, IoRecorder, SLOT_ALIGNMENT, SlotBuffer, S
 use super::hold::hold_some;
 use super::{DeviceRequest, HeldTensor, HeldWeights, HoldRequest, Sources};
 use crate::doctor::ReadChoice;
-use crate::{EngineError, gpu};
+use crate::gpu;
+use crate::load::error::LoadError;
 #[cfg(feature = "cuda")]
 pub(crate) use device::hold_chosen;
 pub use plan::DimensionSlice;
@@ -137,7 +138,7 @@ pub(crate) struct ChosenPlan<'a> {
 ///
 /// # Errors
 /// Returns an error if a slice is not inside its tensor, if the tensors do not fit into memory, if the GPU cannot be
-/// used, or if a read fails. Returns [`EngineError::Interrupted`] if
+/// used, or if a read fails. Returns [`LoadError::Interrupted`] if
 /// `progress` or the interrupt ended the load. All memory is freed in these cases.
 ///
 /// # Panics
@@ -147,7 +148,7 @@ pub fn load_chosen(
     choices: &[Choice],
     request: &ChosenRequest,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
-) -> Result<Vec<LoadedTensor>, EngineError> {
+) -> Result<Vec<LoadedTensor>, LoadError> {
     Opened::new(table, request)?.load(table, choices, request, None, progress)
 }
 
@@ -160,7 +161,7 @@ struct Opened {
 }
 
 impl Opened {
-    fn new(table: &WeightsTable, request: &ChosenRequest) -> Result<Opened, EngineError> {
+    fn new(table: &WeightsTable, request: &ChosenRequest) -> Result<Opened, LoadError> {
         let _span = tracing::debug_span!("open_files", files = table.files.len()).entered();
         let (interrupt, recorder) = (Some(&request.interrupt), request.recorder.as_ref());
         let (storage, pack) = (&request.storage, table.pack.clone());
@@ -204,7 +205,7 @@ impl Opened {
         request: &ChosenRequest,
         kept: Option<&Mutex<Option<gpu::KeptRing>>>,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
-    ) -> Result<Vec<LoadedTensor>, EngineError> {
+    ) -> Result<Vec<LoadedTensor>, LoadError> {
         request.interrupt.check()?;
         if let Some(catalog) = &self.pack {
             let is_as_stored = !request.to_f32 && choices.iter().all(|it| it.slice.is_none());
@@ -231,7 +232,7 @@ fn from_pack(
     choices: &[Choice],
     request: &ChosenRequest,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
-) -> Result<Vec<LoadedTensor>, EngineError> {
+) -> Result<Vec<LoadedTensor>, LoadError> {
     let name = |choice: &Choice| &table.tensors()[choice.tensor].name;
     let mut wanted: Vec<&TensorInfo> =
         choices.iter().filter_map(|choice| catalog.tensor(name(choice))).collect();

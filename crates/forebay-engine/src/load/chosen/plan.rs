@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use forebay_format::{StoredTensor, StoredType, TensorType, WeightsTable, can_dequantize};
-use forebay_options::OptionName;
+use forebay_options::{BadOption, OptionName};
 use forebay_store::{Extent, FileIndex};
 
 use super::Choice;
-use crate::EngineError;
+use crate::load::error::LoadError;
 
 /// Range of one dimension of a tensor. The other dimensions are whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,11 +58,7 @@ struct Runs {
 }
 
 impl Planned {
-    pub fn new(
-        table: &WeightsTable,
-        choice: &Choice,
-        to_f32: bool,
-    ) -> Result<Planned, EngineError> {
+    pub fn new(table: &WeightsTable, choice: &Choice, to_f32: bool) -> Result<Planned, LoadError> {
         let tensor = &table.tensors()[choice.tensor];
         let in_pack = table.pack.as_ref().and_then(|pack| pack.tensor(&tensor.name));
         let apart = in_pack.filter(|info| !info.is_contiguous()).map(|info| info.stride);
@@ -75,14 +71,16 @@ impl Planned {
         apart: Option<u64>,
         slice: Option<DimensionSlice>,
         to_f32: bool,
-    ) -> Result<Planned, EngineError> {
-        let refused = |why: &str, slice: DimensionSlice| EngineError::BadOption {
-            name: OptionName::Slices,
-            value: format!(
-                "{}:{} of dimension {} of tensor {:?}",
-                slice.start, slice.stop, slice.dimension, tensor.name
-            ),
-            expected: format!("{why} (shape {:?}, type {})", tensor.shape, tensor.ty.name()),
+    ) -> Result<Planned, LoadError> {
+        let refused = |why: &str, slice: DimensionSlice| {
+            LoadError::Option(BadOption {
+                name: OptionName::Slices,
+                value: format!(
+                    "{}:{} of dimension {} of tensor {:?}",
+                    slice.start, slice.stop, slice.dimension, tensor.name
+                ),
+                expected: format!("{why} (shape {:?}, type {})", tensor.shape, tensor.ty.name()),
+            })
         };
         let mut shape = tensor.shape.clone();
         // Entries that are apart are cut like tensors of their own.
@@ -115,11 +113,11 @@ impl Planned {
         let runs = Runs::of(tensor.ty, inner, of_inner);
         let runs = runs.map_err(|why| match slice {
             Some(slice) => refused(why, slice),
-            None => EngineError::BadOption {
+            None => LoadError::Option(BadOption {
                 name: OptionName::Tensors,
                 value: format!("{:?}", tensor.name),
                 expected: why.into(),
-            },
+            }),
         })?;
         let Runs { first, count: mut group, mut length, mut stride, kept } = runs;
         let entries = of_entries.end - of_entries.start;
@@ -247,7 +245,7 @@ mod tests {
     fn cut(
         tensor: &StoredTensor,
         (dimension, start, stop): (usize, u64, u64),
-    ) -> Result<(u64, u64, u64, u64), EngineError> {
+    ) -> Result<(u64, u64, u64, u64), LoadError> {
         let slice = DimensionSlice { dimension, start, stop };
         let planned = Planned::of(tensor, None, Some(slice), false)?;
         let Planned { first, count, length, stride, .. } = planned;

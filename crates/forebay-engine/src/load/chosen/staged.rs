@@ -13,7 +13,7 @@ use forebay_store::{Arena, BlockLabel, BlockLayout, Extent, LoadItem, SLOT_ALIGN
 use super::ChosenPlan;
 use super::host::take_back;
 use super::plan::Planned;
-use crate::EngineError;
+use crate::load::error::LoadError;
 use crate::load::host::Reader;
 
 /// Largest gap in bytes that is read along with the runs beside it, as in loads to a GPU.
@@ -137,7 +137,7 @@ pub(super) fn read(
     outputs: &mut [Option<SlotBuffer>],
     reader: &mut Reader,
     progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
-) -> Result<(), EngineError> {
+) -> Result<(), LoadError> {
     let (count, bytes) = slots(plan, shares);
     let arena = Arena::map(count.saturating_mul(bytes))?;
     let mut buffers =
@@ -173,7 +173,7 @@ fn copy_all(
     layouts: &[BlockLayout],
     buffers: &[SlotBuffer],
     outputs: &mut [Option<SlotBuffer>],
-) -> Result<(), EngineError> {
+) -> Result<(), LoadError> {
     let mut jobs = Vec::with_capacity(batch.len());
     // Shares are in the order of the tensors, and those of a tensor follow each other.
     let mut outputs = outputs.iter_mut().enumerate();
@@ -222,10 +222,10 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn run(self) -> Result<(), EngineError> {
+    fn run(self) -> Result<(), LoadError> {
         let Job { plan, planned, share, layout, from, to } = self;
         let damaged = |piece: &Extent| {
-            EngineError::Format(FormatError::PackDamaged {
+            LoadError::Format(FormatError::PackDamaged {
                 path: plan.sources.checked.path(piece.file).unwrap_or_default(),
                 offset: piece.offset,
                 what: format!(

@@ -8,13 +8,13 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use forebay_format::{WeightsTable, at_least, at_most};
-use forebay_options::OptionName;
+use forebay_options::{BadOption, OptionName};
 use forebay_store::Interrupt;
 
 use super::plan::Planned;
 use super::staged::staging_bytes_max;
 use super::{Choice, ChosenRequest, LoadedTensor, Opened};
-use crate::EngineError;
+use crate::load::error::LoadError;
 
 /// Time after which the reading thread looks at the interrupt again.
 const LOOK: Duration = Duration::from_millis(50);
@@ -59,7 +59,7 @@ struct Batch {
 struct State {
     /// Bytes of tensors that are being read, are ready or were handed out last.
     live: u64,
-    ready: VecDeque<(u64, Result<Vec<LoadedTensor>, EngineError>)>,
+    ready: VecDeque<(u64, Result<Vec<LoadedTensor>, LoadError>)>,
     is_finished: bool,
 }
 
@@ -88,7 +88,7 @@ impl TensorStream {
     /// conversions.
     ///
     /// # Errors
-    /// Returns [`EngineError::BadOption`] if one tensor alone needs more than the budget, and the errors of
+    /// Returns [`LoadError::Option`] if one tensor alone needs more than the budget, and the errors of
     /// [`super::load_chosen`] that occur before anything is read.
     pub fn start(
         table: Arc<WeightsTable>,
@@ -96,7 +96,7 @@ impl TensorStream {
         mut request: ChosenRequest,
         order: StreamOrder,
         budget: u64,
-    ) -> Result<TensorStream, EngineError> {
+    ) -> Result<TensorStream, LoadError> {
         if order == StreamOrder::Files {
             choices.sort_by_key(|choice| table.tensors()[choice.tensor].extent);
         }
@@ -132,10 +132,12 @@ impl TensorStream {
             }
         };
         let thread = thread::Builder::new().name("tensor-stream".into()).spawn(read);
-        let thread = thread.map_err(|error| EngineError::BadOption {
-            name: OptionName::Threads,
-            value: "0".into(),
-            expected: format!("no thread could be started: {error}"),
+        let thread = thread.map_err(|error| {
+            LoadError::Option(BadOption {
+                name: OptionName::Threads,
+                value: "0".into(),
+                expected: format!("no thread could be started: {error}"),
+            })
         })?;
         Ok(TensorStream { shared, interrupt, thread: Some(thread), handed_out: 0, total })
     }
@@ -149,7 +151,7 @@ impl TensorStream {
     ///
     /// # Errors
     /// Returns the error of the load. The stream then ends.
-    pub fn next(&mut self, patience: Duration) -> Result<Next, EngineError> {
+    pub fn next(&mut self, patience: Duration) -> Result<Next, LoadError> {
         let mut state = self.shared.lock();
         if self.handed_out > 0 {
             state.live -= std::mem::take(&mut self.handed_out);
@@ -190,7 +192,7 @@ impl Drop for Finish<'_> {
     }
 }
 
-type Load<'a> = &'a mut dyn FnMut(&Batch) -> Result<Vec<LoadedTensor>, EngineError>;
+type Load<'a> = &'a mut dyn FnMut(&Batch) -> Result<Vec<LoadedTensor>, LoadError>;
 
 fn read_batches(
     shared: &Shared,
@@ -228,7 +230,7 @@ fn batches(
     request: &ChosenRequest,
     budget: u64,
     opened: &Opened,
-) -> Result<Vec<Batch>, EngineError> {
+) -> Result<Vec<Batch>, LoadError> {
     let margin = opened.margin();
     let mut batches: Vec<Batch> = Vec::new();
     let mut staged = 0;
@@ -241,7 +243,7 @@ fn batches(
         };
         let (slot_bytes, wanted) = (opened.slot_bytes(&planned, request), planned.wanted_bytes());
         if slot_bytes.saturating_add(staging) > budget {
-            return Err(EngineError::BadOption {
+            return Err(LoadError::Option(BadOption {
                 name: OptionName::Budget,
                 value: at_most(budget),
                 expected: format!(
@@ -249,7 +251,7 @@ fn batches(
                     tensor.name,
                     at_least(slot_bytes.saturating_add(staging))
                 ),
-            });
+            }));
         }
         // The tensors of a batch share the memory for conversions.
         let more = slot_bytes + staging.saturating_sub(staged);

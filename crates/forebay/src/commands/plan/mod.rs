@@ -19,10 +19,10 @@ use std::path::{Path, PathBuf};
 use anyhow::anyhow;
 use forebay_engine::doctor::{MachineProfile, folder_of};
 use forebay_engine::plan::{
-    self, Answered, HitCurve, Planned, PlannedModel, PredictedRate, Prediction, Rates, Together,
-    Work,
+    self, Answered, HitCurve, PlanError, Planned, PlannedModel, PredictedRate, Prediction, Rates,
+    Together, Work,
 };
-use forebay_engine::{DeviceChoice, EngineError, Generation, ModelInfo, Session, SessionOptions};
+use forebay_engine::{DeviceChoice, Generation, ModelInfo, Session, SessionOptions};
 use forebay_stream::PolicyKind;
 use serde::Serialize;
 use serde_json::Value;
@@ -97,7 +97,7 @@ impl Asked {
         Ok(Asked { machine, options, hits: HitCurve::default(), hits_from })
     }
 
-    fn plan(&self, model: &PlannedModel) -> Result<Answered, EngineError> {
+    fn plan(&self, model: &PlannedModel) -> Result<Answered, PlanError> {
         let (options, hits) = (&self.options, &self.hits);
         let context = model.context(options)?;
         let (rates, is_here) = (&self.machine.rates, self.machine.is_here());
@@ -165,7 +165,7 @@ pub fn run(args: PlanArgs, models: Option<PathBuf>) -> Outcome {
         return remote::run(&args, &name, models);
     }
     open::check(model)?;
-    let named = |error: EngineError| refused(error, model);
+    let named = |error: PlanError| refused(error, model);
     let planned = PlannedModel::open(model).map_err(named)?;
     let asked = Asked::new(&args, folder_of(model))?;
     let answered = asked.plan(&planned).map_err(named)?;
@@ -176,9 +176,9 @@ pub fn run(args: PlanArgs, models: Option<PathBuf>) -> Outcome {
 }
 
 /// Returns the failure of a plan. An option that does not fit the model is wrong usage.
-fn refused(error: EngineError, model: &Path) -> Failure {
+fn refused(error: PlanError, model: &Path) -> Failure {
     match error {
-        EngineError::BadOption { .. } => Failure::Usage(error.to_string()),
+        PlanError::Option(_) => Failure::Usage(error.to_string()),
         error => open::named(error, model),
     }
 }

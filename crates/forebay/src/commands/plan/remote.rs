@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
-use forebay_engine::plan::{Answered, PlannedModel, PredictedRate};
-use forebay_engine::{EngineError, ModelInfo};
+use forebay_engine::ModelInfo;
+use forebay_engine::plan::{Answered, PlanError, PlannedModel, PredictedRate};
 use forebay_format::{Catalog, TensorType};
 use forebay_library::{Headers, Name, RemoteHeader, RemoteModel, Repository, Unread};
 use forebay_model::ModelError;
@@ -156,10 +156,7 @@ fn planned(header: &RemoteHeader, name: &Name, asked: &Asked) -> Outcome<Found> 
     });
     match answered {
         Ok(planned) => Ok(Found::Planned(Box::new(planned))),
-        Err(EngineError::BadOption { name, value, expected }) => {
-            let error = EngineError::BadOption { name, value, expected };
-            Err(Failure::Usage(error.to_string()))
-        }
+        Err(PlanError::Option(error)) => Err(Failure::Usage(error.to_string())),
         Err(error) if is_about_values(&error, &path) => {
             Ok(Found::Unknown("more than its header is needed for a plan".into()))
         }
@@ -174,8 +171,8 @@ fn planned(header: &RemoteHeader, name: &Name, asked: &Asked) -> Outcome<Found> 
 
 /// Returns true for an error that may be about values of tensors, which are no part of the header and read as zeros: tables of
 /// integers, such as orders of columns.
-fn is_about_values(error: &EngineError, model: &Path) -> bool {
-    let EngineError::Model(error) = error else { return false };
+fn is_about_values(error: &PlanError, model: &Path) -> bool {
+    let PlanError::Model(error) = error else { return false };
     let is_about_names = matches!(
         error,
         ModelError::UnknownArchitecture { .. }
@@ -510,11 +507,11 @@ fn check(
 }
 
 /// Returns true if a smaller model of the same kind may run.
-fn is_about_memory(error: &EngineError) -> bool {
+fn is_about_memory(error: &PlanError) -> bool {
     match error {
-        EngineError::NoPlan { gpu, cpu } => is_about_memory(gpu) || is_about_memory(cpu),
+        PlanError::NoPlan { gpu, cpu } => is_about_memory(gpu) || is_about_memory(cpu),
         error => {
-            error.needed_bytes().is_some() || matches!(error, EngineError::CacheDoesNotFit { .. })
+            error.needed_bytes().is_some() || matches!(error, PlanError::CacheDoesNotFit { .. })
         }
     }
 }

@@ -114,7 +114,7 @@ impl SessionLoader {
         let (kv_tokens, for_engine) = (self.kv_tokens, true);
         let whole = SessionOptions { sequences: number, kv_tokens, for_engine, ..options.clone() };
         let whole = plan.model.whole(&whole, self.gpu().as_ref());
-        let needs = self.shared(whole.map_err(|error| open::refused(error, path, "--ctx"))?);
+        let needs = self.shared(whole.map_err(|error| open::refused(error.into(), path, "--ctx"))?);
         let known = Arc::new(Known {
             modified,
             sequences,
