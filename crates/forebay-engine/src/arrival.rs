@@ -55,7 +55,7 @@ fn count(times: &Times) -> usize {
     times.lock().unwrap_or_else(PoisonError::into_inner).len()
 }
 
-impl Engine {
+impl Engine<'_> {
     /// Reads a prompt of `prompt_tokens` alone, and again while `sequences` requests generate up to `generate_tokens` each.
     /// Ids are pseudo-random.
     ///

@@ -3,14 +3,12 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use forebay_model::sampling::{Sampler, Sampling, argmax};
+use forebay_model::sampling::{Sampling, argmax};
 use forebay_store::process_seconds;
 use forebay_stream::Phase;
 use serde::{Deserialize, Serialize};
-use tracing::field::Empty;
 
 use crate::mtp::{MtpStatistics, Proposals};
-use crate::pass_logits::{NoMasks, PassLogits, WantedRow};
 use crate::runner::{Logits, Outputs};
 use crate::{EngineError, Session};
 
@@ -124,113 +122,7 @@ fn rate(count: usize, seconds: f64) -> f64 {
     if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
 }
 
-/// Returns true if the work was completed and false if it was interrupted.
-fn unless_interrupted(done: Result<(), EngineError>) -> Result<bool, EngineError> {
-    match done {
-        Ok(()) => Ok(true),
-        Err(EngineError::Interrupted) => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
 impl Session {
-    /// Appends `prompt` to the cached tokens, then generates. `on_token` gets every new id as soon as it is chosen and
-    /// may stop the generation.
-    ///
-    /// If the session is interrupted, this returns the tokens so far with [`StopReason::Interrupted`]. The cache then
-    /// holds nothing of an unfinished prompt, and every token that was fed before the interrupt.
-    /// [`Session::cached_tokens`] returns them.
-    ///
-    /// # Errors
-    /// Returns an error if the prompt is empty, if it does not fit the context, or if a read fails.
-    pub fn generate(
-        &mut self,
-        prompt: &[u32],
-        options: &GenerateOptions,
-        on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
-    ) -> Result<Generation, EngineError> {
-        if prompt.is_empty() {
-            return Err(EngineError::EmptyPrompt);
-        }
-        let started = Instant::now();
-        let sampler = Sampler::new(options.sampling.clone());
-        let mut logits = PassLogits::default();
-        self.begin_turn(prompt)?;
-        let reading =
-            tracing::debug_span!("prompt", tokens = prompt.len(), cached = self.cached.len());
-        let fed = reading.in_scope(|| self.feed_for(Phase::Prompt, prompt, &sampler, &mut logits));
-        drop(reading);
-        let fed = unless_interrupted(fed)?;
-        let prompt_seconds = started.elapsed().as_secs_f64();
-        if !fed {
-            return Ok(Generation {
-                tokens: Vec::new(),
-                stop_reason: StopReason::Interrupted,
-                prompt_tokens: prompt.len(),
-                prompt_seconds,
-                generate_seconds: 0.0,
-            });
-        }
-        self.runner.decoder.end_prompt(prompt.len());
-        let generating = Instant::now();
-        let span = tracing::debug_span!("generate", tokens = Empty, end = Empty).entered();
-        let mut tokens = Vec::new();
-        let ended = self.answer((sampler, logits), options, &mut tokens, on_token);
-        let settled = unless_interrupted(self.settle());
-        let stop_reason = ended?;
-        settled?;
-        span.record("tokens", tokens.len());
-        span.record("end", tracing::field::debug(stop_reason));
-        Ok(Generation {
-            tokens,
-            stop_reason,
-            prompt_tokens: prompt.len(),
-            prompt_seconds,
-            generate_seconds: generating.elapsed().as_secs_f64(),
-        })
-    }
-
-    /// Chooses tokens from the logits of a prompt on, until the answer ends.
-    fn answer(
-        &mut self,
-        (mut sampler, mut logits): (Sampler, PassLogits),
-        options: &GenerateOptions,
-        tokens: &mut Vec<u32>,
-        on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
-    ) -> Result<StopReason, EngineError> {
-        let limit = options.max_tokens.unwrap_or(usize::MAX);
-        let mut row = 0;
-        loop {
-            if tokens.len() >= limit {
-                return Ok(StopReason::MaxTokens);
-            }
-            let found = logits.row(row, self.vocab_size(), sampler.needs().count);
-            let chosen = found.and_then(|row| sampler.choose(row, &self.cached, None));
-            let Some(id) = chosen else { return Err(EngineError::NoChoice) };
-            if self.ends_with(id, options) {
-                return Ok(StopReason::End);
-            }
-            tokens.push(id);
-            if on_token(id).is_break() {
-                return Ok(StopReason::Stopped);
-            }
-            if tokens.len() >= limit {
-                return Ok(StopReason::MaxTokens);
-            }
-            if self.cached.len() >= self.context() {
-                return Ok(StopReason::ContextFull);
-            }
-            // A proposal is for the token after the next one.
-            let proposes = limit - tokens.len() > 1;
-            match self.advance(id, proposes, (&sampler, None), &mut logits) {
-                Ok(of) => row = of,
-                Err(EngineError::Interrupted) => return Ok(StopReason::Interrupted),
-                Err(error) => return Err(error),
-            }
-            self.runner.decoder.end_token();
-        }
-    }
-
     /// Returns true if the token ends an answer.
     pub(crate) fn ends_with(&self, id: u32, options: &GenerateOptions) -> bool {
         if options.ignore_end {
@@ -238,24 +130,6 @@ impl Session {
         }
         let by_model = self.tokenizer().is_ok_and(|tokenizer| tokenizer.is_end_of_generation(id));
         by_model || options.stop_ids.contains(&id)
-    }
-
-    /// Runs tokens and keeps what the sampler needs of the logits of the last one.
-    pub(crate) fn feed_for(
-        &mut self,
-        phase: Phase,
-        tokens: &[u32],
-        sampler: &Sampler,
-        logits: &mut PassLogits,
-    ) -> Result<(), EngineError> {
-        let seen = self.cached.iter().chain(tokens);
-        let count = self.cached.len() + tokens.len();
-        let recent: Vec<u32> = seen.skip(count.saturating_sub(sampler.window())).copied().collect();
-        let wanted = WantedRow::chooses(sampler, &recent, false, None);
-        let most = self.runner.decoder.backend().largest_count();
-        logits.of_pass(most, std::iter::once(wanted), &mut NoMasks, |output| {
-            self.forward(phase, tokens, Logits::Last, output)
-        })
     }
 
     /// Runs tokens and keeps the logits of the last one.
@@ -333,19 +207,11 @@ impl Session {
 
     /// Generates as many tokens as `ids` has, always the likeliest. The first one is that of `ids` if nothing was fed before.
     fn generate_likeliest(&mut self, ids: &[u32]) -> Result<(), EngineError> {
-        let mut sampler = Sampler::new(Sampling::greedy());
-        let (mut logits, vocabulary) = (PassLogits::default(), self.vocab_size());
-        let mut next = match self.cached.is_empty() {
+        let first = match self.cached.is_empty() {
             true => ids.first().copied().unwrap_or(0),
             false => argmax(&self.logits),
         };
-        for left in (0..ids.len()).rev() {
-            let row = self.advance(next, left > 0, (&sampler, None), &mut logits)?;
-            self.runner.decoder.end_token();
-            let row = logits.row(row, vocabulary, sampler.needs().count);
-            let chosen = row.and_then(|row| sampler.choose(row, &[], None));
-            next = chosen.ok_or(EngineError::NoChoice)?;
-        }
-        self.settle()
+        let options = GenerateOptions::exactly(ids.len(), Sampling::greedy());
+        self.generate(&[first], &options, &mut |_| ControlFlow::Continue(())).map(drop)
     }
 }

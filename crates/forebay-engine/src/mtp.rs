@@ -372,10 +372,6 @@ impl Session {
         (sampler, probabilities): (&Sampler, Option<usize>),
         logits: &mut PassLogits,
     ) -> Result<usize, EngineError> {
-        if self.mtp.is_none() {
-            self.feed_for(forebay_stream::Phase::Generate, &[id], sampler, logits)?;
-            return Ok(0);
-        }
         let cached = self.cached.len();
         let open = self.mtp.as_mut().and_then(|mtp| mtp.open.take());
         if let Some(open) = open.filter(|open| open.proposal == id) {

@@ -40,7 +40,7 @@ pub struct ParallelRun {
     pub generating_per_pass: f64,
 }
 
-impl Engine {
+impl Engine<'_> {
     /// Measures `sequences` requests that come at once, with the engine's choice of how many of them generate in a pass.
     /// Rates of generated tokens are those of passes without prompt tokens. Ids of prompts are pseudo-random.
     ///

@@ -27,7 +27,7 @@ pub struct PrefixRun {
     pub kv_bytes_once: u64,
 }
 
-impl Engine {
+impl Engine<'_> {
     /// Runs `requests` requests one after the other. Their prompts have the same `prefix_tokens` tokens at the start, and
     /// [`OWN_TOKENS`] others. Ids are pseudo-random.
     ///

@@ -22,6 +22,29 @@ pub(crate) struct RoutingLog {
     rows: Routing,
 }
 
+impl RoutingLog {
+    /// Returns the rows that are not written yet.
+    pub fn rows(&mut self) -> &mut Routing {
+        &mut self.rows
+    }
+
+    /// Drops the rows that are not written yet.
+    pub fn forget(&mut self) {
+        self.rows.clear();
+    }
+
+    /// Writes the rows.
+    ///
+    /// # Errors
+    /// Returns an error if the trace cannot be written.
+    pub fn write(&mut self, phase: Phase, batch_tokens: usize) -> Result<(), RoutingError> {
+        let RoutingLog { recorder, rows } = self;
+        let written = write(recorder, phase, rows, batch_tokens);
+        rows.clear();
+        written
+    }
+}
+
 impl Session {
     /// Writes the experts that every token chooses from now on to `out` as a routing trace. [`Session::end_routing`]
     /// completes it. With `scores`, the trace also has each layer's router scores for the token's state one layer

@@ -40,7 +40,7 @@ pub struct Session {
     pub(crate) runner: Runner,
     /// The only sequence of this session.
     pub(crate) sequence: SequenceId,
-    watch: Option<PromptWatch>,
+    pub(crate) watch: Option<PromptWatch>,
     pub(crate) tokenizer: Option<Arc<Tokenizer>>,
     chat_template: Option<ChatTemplate>,
     info: ModelInfo,
@@ -64,7 +64,7 @@ pub struct Session {
     /// Token ids in the key/value cache.
     pub(crate) cached: Vec<u32>,
     /// True if states of recurrent layers are kept while prompts are read.
-    keeps_states: bool,
+    pub(crate) keeps_states: bool,
     pub(crate) logits: Vec<f32>,
     /// Proposals of the predicting layer, if it is loaded.
     pub(crate) mtp: Option<mtp::Proposals>,

@@ -26,7 +26,7 @@ const CONTEXT: usize = 400;
 const LONG: Duration = Duration::from_secs(30);
 
 /// Returns an engine whose device has room for little more than one sequence.
-fn engine(path: &Path, kv_ram_bytes: u64, options: SessionOptions) -> Engine {
+fn engine(path: &Path, kv_ram_bytes: u64, options: SessionOptions) -> Engine<'static> {
     let options = SessionOptions {
         context: Some(CONTEXT),
         threads: Some(2),
@@ -40,11 +40,15 @@ fn engine(path: &Path, kv_ram_bytes: u64, options: SessionOptions) -> Engine {
     Engine::new(session, &EngineOptions::default())
 }
 
-fn with_disk(engine: Engine, store: &Arc<KvDiskStore>) -> Engine {
+fn with_disk(engine: Engine<'static>, store: &Arc<KvDiskStore>) -> Engine<'static> {
     with_type(engine, store, KvDiskType::AsCached)
 }
 
-fn with_type(mut engine: Engine, store: &Arc<KvDiskStore>, ty: KvDiskType) -> Engine {
+fn with_type(
+    mut engine: Engine<'static>,
+    store: &Arc<KvDiskStore>,
+    ty: KvDiskType,
+) -> Engine<'static> {
     engine.set_kv_disk(KvDisk { store: store.clone(), ty }, "a model").unwrap();
     engine
 }

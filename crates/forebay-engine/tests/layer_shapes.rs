@@ -20,7 +20,7 @@ const MODELS: [&str; 5] = [
     "gguf/gemma4_ple/gemma4_ple-Q8_0.gguf",
 ];
 
-fn engine(path: &Path) -> Engine {
+fn engine(path: &Path) -> Engine<'static> {
     let options = SessionOptions { sequences: 2, context: Some(256), ..SessionOptions::default() };
     let session = Session::open(path, &options, &mut |_, _| {}).unwrap();
     Engine::new(session, &EngineOptions::default())

@@ -375,7 +375,7 @@ fn submit(engine: &mut Engine, request: Request, most: usize) -> (RequestId, Arc
     (engine.submit(request, Box::new(sink)).unwrap(), seen)
 }
 
-fn engine(model: &Path, mtp: bool) -> Engine {
+fn engine(model: &Path, mtp: bool) -> Engine<'static> {
     let context = Some(256);
     let options = SessionOptions { mtp, context, for_engine: true, ..with_mtp() };
     Engine::new(open(model, &options), &EngineOptions::default())
@@ -528,7 +528,8 @@ fn measurements_count_proposals() {
         for (prompt, depth) in [(8, 0), (0, 0), (0, 5), (4, 3)] {
             let run = session.bench(prompt, 20, depth, 1).unwrap();
             let of = run.mtp.expect("the layer is loaded");
-            assert_eq!(of.passes + of.accepted, 20, "{name}: {of:?}");
+            // The first of them is read like a prompt.
+            assert_eq!(of.passes + of.accepted, 19, "{name}: {of:?}");
             assert_eq!(session.cached_tokens().len(), prompt + depth + 20);
             assert!(of.proposals > 0 && of.accepted > 0, "{name}: {of:?}");
         }

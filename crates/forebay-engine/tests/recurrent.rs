@@ -155,7 +155,7 @@ fn the_next_turn_begins_near_the_end_of_the_last_prompt() {
 }
 
 /// Returns an engine that keeps a state after every 64 rows of a prompt.
-fn engine_with_snapshots(path: &Path, kv_ram_bytes: Option<u64>) -> Engine {
+fn engine_with_snapshots(path: &Path, kv_ram_bytes: Option<u64>) -> Engine<'static> {
     let options = SessionOptions {
         sequences: 2,
         context: Some(512),

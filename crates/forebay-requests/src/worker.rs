@@ -101,7 +101,7 @@ impl Worker {
     ///
     /// # Errors
     /// Returns an error if the system starts no thread.
-    pub fn start(engine: Engine) -> std::io::Result<Worker> {
+    pub fn start(engine: Engine<'static>) -> std::io::Result<Worker> {
         let report = Arc::new(Mutex::new(report(
             &engine,
             engine.session().statistics(),
@@ -214,7 +214,7 @@ fn report(engine: &Engine, session: SessionStatistics, live: Collected) -> Repor
 }
 
 struct Thread {
-    engine: Engine,
+    engine: Engine<'static>,
     received: Receiver<Command>,
     report: Arc<Mutex<Report>>,
     failure: Arc<Mutex<Option<String>>>,

@@ -234,6 +234,11 @@ impl Active {
         self.statistics.suspended += 1;
     }
 
+    /// Returns how many of the prompt's tokens that were not cached are computed, and their number.
+    pub fn prompt_progress(&self) -> (usize, usize) {
+        (self.done - self.begun, self.prompt_len.saturating_sub(self.begun))
+    }
+
     /// Returns true if tokens of the prompt are not computed yet.
     pub fn reads(&self) -> bool {
         self.done < self.prompt_len

@@ -88,7 +88,7 @@ impl MaskThreads {
     }
 }
 
-impl Engine {
+impl Engine<'_> {
     /// Begins to compute the masks that are needed after these parts. Returns how many there are.
     pub(super) fn begin_masks(&mut self, parts: &[Part]) -> usize {
         let mut begun = 0;

@@ -5,6 +5,7 @@
 //! they come or end.
 
 mod active;
+mod alone;
 mod batch_size;
 mod latency;
 mod masks;
@@ -26,6 +27,7 @@ use forebay_ops::RowKind;
 use forebay_options::{BadOption, OptionName};
 
 use self::active::Active;
+use self::alone::Held;
 use self::batch_size::{BatchSize, Measured};
 pub use self::latency::Latency;
 use self::latency::Pace;
@@ -120,9 +122,9 @@ pub struct KvBlocks {
     pub evictions: u64,
 }
 
-/// An open model that runs many requests.
-pub struct Engine {
-    session: Session,
+/// An open model that runs many requests, or one for the session that has the model.
+pub struct Engine<'s> {
+    session: Held<'s>,
     /// True if the predicting layer is loaded.
     proposes: bool,
     limits: Limits,
@@ -156,12 +158,29 @@ pub struct Engine {
     masks: MaskThreads,
 }
 
-impl Engine {
+impl Engine<'static> {
     /// Takes over an open model. The session's own sequence ends. If the predicting layer is loaded
     /// ([`SessionOptions::mtp`](crate::SessionOptions::mtp)), one request runs at a time.
-    pub fn new(mut session: Session, options: &EngineOptions) -> Engine {
+    pub fn new(mut session: Session, options: &EngineOptions) -> Engine<'static> {
         session.end_sequence();
         session.runner.tiers_mut().keep(true);
+        Engine::of(Held::Own(Box::new(session)), options)
+    }
+
+    /// Ends all requests and returns the open model.
+    pub fn into_session(mut self) -> Session {
+        self.cancel_all();
+        self.session.runner.tiers_mut().keep(false);
+        self.session.begin_sequence();
+        match self.session {
+            Held::Own(session) => *session,
+            Held::Lent(_) => unreachable!("a lent session does not live for ever"),
+        }
+    }
+}
+
+impl<'s> Engine<'s> {
+    fn of(session: Held<'s>, options: &EngineOptions) -> Engine<'s> {
         let backend = session.runner.decoder.backend();
         let rows = backend.batch_tokens();
         let proposes = session.mtp.is_some();
@@ -214,14 +233,6 @@ impl Engine {
     /// Returns the open model, for its description and statistics.
     pub fn session(&self) -> &Session {
         &self.session
-    }
-
-    /// Ends all requests and returns the open model.
-    pub fn into_session(mut self) -> Session {
-        self.cancel_all();
-        self.session.runner.tiers_mut().keep(false);
-        self.session.begin_sequence();
-        self.session
     }
 
     /// Returns the most requests that run at a time.
@@ -410,7 +421,7 @@ impl Engine {
             _ if runner.is_arriving(active.sequence) => Progress::Arrives,
             0 => Progress::Generates,
             left if active.reads() => {
-                let border = active.state_border(runner);
+                let border = self.state_border(active);
                 let left = border.map_or(left, |border| border - active.done());
                 let most = if active.scores_prompt() { SCORED_ROWS_MAX } else { left };
                 Progress::Reads(left.min(most))
@@ -427,7 +438,9 @@ impl Engine {
             false => self.run_noted(&parts),
         };
         self.parts = parts;
-        self.end_finished();
+        if !self.is_lent() {
+            self.end_finished();
+        }
         ran
     }
 
@@ -516,7 +529,9 @@ impl Engine {
         self.statistics.prompt_passes += 1;
         self.statistics.prompt_tokens += rows as u64;
         self.statistics.prompt_seconds += seconds;
-        self.session.runner.decoder.end_prompt(rows);
+        if !self.is_lent() {
+            self.session.runner.decoder.end_prompt(rows);
+        }
     }
 
     /// Runs every part in a pass of its own, so that only the requests with broken values fail.
@@ -537,7 +552,7 @@ impl Engine {
         if let (true, [part]) = (self.proposes, parts) {
             return self.run_proposing(part);
         }
-        self.run_with_logits(parts, |runner, rows, output| runner.pass(rows, output, None, None))?;
+        self.run_pass(parts)?;
         self.take_results(parts);
         Ok(())
     }
@@ -551,6 +566,7 @@ impl Engine {
     ) -> T {
         let begun = self.begin_masks(parts);
         let Engine { session, running, logits, masks, .. } = self;
+        let session = &mut **session;
         let running = &*running;
         let active = |part: &Part| &running[part.index];
         // The rows with logits: those of a prompt that is scored choose nothing, except for the last one.
@@ -587,6 +603,7 @@ impl Engine {
         let mut row = 0;
         let (mut turn_ends, mut borders) = (Vec::new(), Vec::new());
         for part in parts {
+            let border = self.state_border(&self.running[part.index]);
             let active = &mut self.running[part.index];
             if active.pools() {
                 let own;
@@ -602,7 +619,7 @@ impl Engine {
             }
             let own = row.saturating_sub(1);
             let was_reading = active.reads();
-            if active.state_border(&self.session.runner) == Some(active.done() + part.count) {
+            if border == Some(active.done() + part.count) {
                 borders.push(active.sequence);
             }
             let goes_on = active.advance(part.count);

@@ -12,7 +12,7 @@ use super::request::Request;
 use super::schedule::Part;
 use crate::EngineError;
 
-impl Engine {
+impl Engine<'_> {
     /// Adds a request to those that run.
     pub(super) fn run_request(&mut self, active: Active) {
         if self.proposes {
@@ -53,7 +53,7 @@ impl Engine {
         }
         self.session.settle()?;
         let parts = std::slice::from_ref(part);
-        self.run_with_logits(parts, |runner, rows, output| runner.pass(rows, output, None, None))?;
+        self.run_pass(parts)?;
         let rows = self.running[part.index].next_tokens(part.count);
         self.session.cached.extend_from_slice(rows);
         self.take_results(parts);
@@ -61,7 +61,8 @@ impl Engine {
     }
 
     fn choose_two(&mut self, index: usize) -> Result<(), EngineError> {
-        let mut is_first = true;
+        // The session may end the answer behind each token.
+        let (mut is_first, lent) = (true, self.is_lent());
         loop {
             let Engine { session, running, logits, .. } = self;
             let active = &mut running[index];
@@ -84,7 +85,7 @@ impl Engine {
                 active.take(chosen, ends, session.context());
             }
             let next = active.tokens().get(active.done()).filter(|_| active.end.is_none());
-            if !next.is_some_and(|id| session.has_logits_behind(*id)) {
+            if lent || !next.is_some_and(|id| session.has_logits_behind(*id)) {
                 return Ok(());
             }
             self.statistics.generate_rows += 1;

@@ -20,7 +20,7 @@ pub struct Reading {
     seconds: f64,
 }
 
-impl Engine {
+impl Engine<'_> {
     /// Runs a pass of generated rows, and then some layers of a pass of prompt rows: those of the pass that is paused, or else
     /// `prompts`.
     pub(super) fn run_between(

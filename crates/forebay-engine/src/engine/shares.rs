@@ -277,7 +277,7 @@ impl PassCosts {
     }
 }
 
-impl Engine {
+impl Engine<'_> {
     /// Returns the limits of the next pass. `pauses` says whether passes of prompts pause for others.
     pub(super) fn limits_now(&mut self, pauses: bool) -> Limits {
         let callers = self.shares.present(Instant::now());

@@ -114,7 +114,7 @@ impl Snapshot {
     }
 }
 
-impl Engine {
+impl Engine<'_> {
     /// Copies a request that waits or runs. The request itself goes on. Returns `None` if it has ended.
     ///
     /// # Errors

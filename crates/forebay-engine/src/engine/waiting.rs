@@ -105,7 +105,7 @@ impl Waiting {
     }
 }
 
-impl Engine {
+impl Engine<'_> {
     /// Queues a request by its rank.
     pub(super) fn queue(&mut self, waiting: Waiting) {
         let rank = waiting.rank();
