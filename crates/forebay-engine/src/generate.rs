@@ -22,6 +22,9 @@ pub struct GenerateOptions {
     pub stop_ids: Vec<u32>,
     /// True to continue after tokens that end an answer.
     pub ignore_end: bool,
+    /// Number of tokens before which no token that ends an answer may come. A grammar says itself when an answer may end.
+    #[serde(default)]
+    pub min_tokens: usize,
 }
 
 impl GenerateOptions {

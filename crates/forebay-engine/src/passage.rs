@@ -1,14 +1,10 @@
 //! Recording of the routing of one prompt and of its continuation.
 
-use std::time::Instant;
+use std::ops::ControlFlow;
 
-use forebay_model::Routing;
-use forebay_model::sampling::{RowLogits, Sampler, Sampling};
-use forebay_stream::Phase;
+use forebay_model::sampling::Sampling;
 
-use crate::routing_log::row_kind;
-use crate::runner::{Logits, Outputs};
-use crate::{EngineError, Session};
+use crate::{EngineError, GenerateOptions, Session, StopReason};
 
 /// Routing of a prompt and of its continuation, and the time that the continuation took.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,69 +32,36 @@ impl Session {
         sampling: Sampling,
         step: &mut dyn FnMut(usize),
     ) -> Result<RecordedPassage, EngineError> {
+        self.refuse_mtp("the routing of proposals is not recorded")?;
+        self.tokenizer()?;
         self.reset();
-        let mut sampler = Sampler::new(sampling);
-        let (mut rows, mut routing) = (self.routing_rows(), Vec::new());
-        self.begin_turn(prompt)?;
-        self.record_tokens(Phase::Prompt, prompt, &mut rows)?;
-        routing.append(&mut rows.experts);
-        self.runner.decoder.end_prompt(prompt.len());
-        let (started, waited) = (Instant::now(), self.wait_seconds());
-        for generated in 0..count {
-            step(prompt.len() + generated);
-            if self.cached.len() >= self.context() {
-                break;
-            }
-            if generated == 0 {
-                self.forbid_the_end()?;
-            }
-            let chosen = sampler.choose(RowLogits::All(&self.logits), &self.cached, None);
-            let Some(id) = chosen else { return Err(EngineError::NoChoice) };
-            if self.tokenizer()?.is_end_of_generation(id) {
-                break;
-            }
-            self.record_tokens(Phase::Generate, &[id], &mut rows)?;
-            routing.append(&mut rows.experts);
-            self.runner.decoder.end_token();
+        // The last token is computed, too, and an answer has at least one.
+        let (max_tokens, min_tokens) = (Some(count + 1), 1);
+        let options =
+            GenerateOptions { max_tokens, min_tokens, sampling, ..GenerateOptions::default() };
+        self.keep_routing();
+        let mut done = prompt.len();
+        let generated = self.generate_timed(prompt, &options, &mut |_| {
+            step(done);
+            done += 1;
+            ControlFlow::Continue(())
+        });
+        let routing = self.take_kept_routing();
+        let (generation, wait_seconds) = generated?;
+        if generation.stop_reason == StopReason::Interrupted {
+            return Err(EngineError::Interrupted);
         }
         Ok(RecordedPassage {
             routing,
             generated_tokens: self.cached.len() - prompt.len(),
-            generate_seconds: started.elapsed().as_secs_f64(),
-            wait_seconds: self.wait_seconds() - waited,
+            generate_seconds: generation.generate_seconds,
+            wait_seconds,
             batch_tokens: self.runner.decoder.backend().batch_tokens(),
         })
     }
 
-    /// Makes the tokens that end a text impossible, so that an answer has at least one token.
-    fn forbid_the_end(&mut self) -> Result<(), EngineError> {
-        let tokenizer = self.shared_tokenizer()?;
-        for &id in tokenizer.eog_ids() {
-            if let Some(logit) = self.logits.get_mut(id as usize) {
-                *logit = f32::NEG_INFINITY;
-            }
-        }
-        Ok(())
-    }
-
-    fn wait_seconds(&self) -> f64 {
+    /// Returns the seconds for which passes have waited for weights.
+    pub(crate) fn wait_seconds(&self) -> f64 {
         self.runner.decoder.residency().map_or(0.0, |residency| residency.statistics().wait_seconds)
-    }
-
-    /// Runs tokens and replaces `rows` with their routing.
-    fn record_tokens(
-        &mut self,
-        phase: Phase,
-        ids: &[u32],
-        rows: &mut Routing,
-    ) -> Result<(), EngineError> {
-        rows.clear();
-        let mut logits = std::mem::take(&mut self.logits);
-        logits.clear();
-        let output = &mut Outputs::Logits(&mut logits);
-        let ran = self.run_tokens(row_kind(phase), ids, Logits::Last, output, Some(rows));
-        self.logits = logits;
-        ran?;
-        Ok(self.record(phase, rows)?)
     }
 }

@@ -17,8 +17,11 @@ use crate::{EngineError, Session};
 
 /// A recording in progress.
 pub(crate) struct RoutingLog {
-    recorder: RoutingRecorder,
-    /// Buffer that is reused from call to call.
+    /// Writes a trace, if one is wanted.
+    recorder: Option<RoutingRecorder>,
+    /// Experts of all rows `[rows, layers, k]`, if the caller wants them.
+    kept: Option<Vec<i32>>,
+    /// Rows that are not written yet. The buffer is reused.
     rows: Routing,
 }
 
@@ -38,10 +41,16 @@ impl RoutingLog {
     /// # Errors
     /// Returns an error if the trace cannot be written.
     pub fn write(&mut self, phase: Phase, batch_tokens: usize) -> Result<(), RoutingError> {
-        let RoutingLog { recorder, rows } = self;
-        let written = write(recorder, phase, rows, batch_tokens);
+        let RoutingLog { recorder, kept, rows } = self;
+        let scores = rows.scores.as_deref().unwrap_or(&[]);
+        let recorded = recorder.as_mut().map_or(Ok(()), |recorder| {
+            recorder.record(phase, &rows.experts, &rows.weights, scores, batch_tokens)
+        });
+        if let Some(kept) = kept {
+            kept.extend_from_slice(&rows.experts);
+        }
         rows.clear();
-        written
+        recorded.map_err(RoutingError::Write)
     }
 }
 
@@ -65,14 +74,24 @@ impl Session {
         }
         let recorder = RoutingRecorder::new(out, header).map_err(RoutingError::Write)?;
         let rows = Routing { scores: scores.then(Vec::new), ..Routing::default() };
-        self.routing = Some(RoutingLog { recorder, rows });
+        self.routing = Some(RoutingLog { recorder: Some(recorder), kept: None, rows });
         Ok(())
     }
 
-    /// Returns empty rows for a caller that wants the routing itself and then passes it to [`Session::record`].
-    pub(crate) fn routing_rows(&self) -> Routing {
-        let scored = self.routing.as_ref().is_some_and(|log| log.rows.scores.is_some());
-        Routing { scores: scored.then(Vec::new), ..Routing::default() }
+    /// Keeps the experts of all rows from now on, until [`Session::take_kept_routing`].
+    pub(crate) fn keep_routing(&mut self) {
+        let (recorder, kept) = (None, Some(Vec::new()));
+        match &mut self.routing {
+            Some(log) => log.kept = kept,
+            None => self.routing = Some(RoutingLog { recorder, kept, rows: Routing::default() }),
+        }
+    }
+
+    /// Returns the experts of the rows since [`Session::keep_routing`], `[rows, layers, k]`.
+    pub(crate) fn take_kept_routing(&mut self) -> Vec<i32> {
+        let kept = self.routing.as_mut().and_then(|log| log.kept.take());
+        self.routing.take_if(|log| log.recorder.is_none());
+        kept.unwrap_or_default()
     }
 
     /// Completes the trace that [`Session::record_routing`] started, if one is in progress.
@@ -81,8 +100,10 @@ impl Session {
     /// Returns [`RoutingError::Write`] if the trace cannot be written.
     pub fn end_routing(&mut self) -> Result<(), RoutingError> {
         match self.routing.take() {
-            Some(log) => log.recorder.finish().map_err(RoutingError::Write),
-            None => Ok(()),
+            Some(RoutingLog { recorder: Some(recorder), .. }) => {
+                recorder.finish().map_err(RoutingError::Write)
+            }
+            _ => Ok(()),
         }
     }
 
@@ -132,8 +153,10 @@ impl Session {
     /// Starts a turn of the recording, if one is in progress.
     pub(crate) fn begin_turn(&mut self, prompt: &[u32]) -> Result<(), RoutingError> {
         match &mut self.routing {
-            Some(log) => log.recorder.turn(prompt).map_err(RoutingError::Write),
-            None => Ok(()),
+            Some(RoutingLog { recorder: Some(recorder), .. }) => {
+                recorder.turn(prompt).map_err(RoutingError::Write)
+            }
+            _ => Ok(()),
         }
     }
 
@@ -155,27 +178,8 @@ impl Session {
         ran?;
         let Some(log) = &mut self.routing else { return Ok(()) };
         let batch_tokens = self.runner.decoder.backend().batch_tokens();
-        let RoutingLog { recorder, rows } = log;
-        Ok(write(recorder, phase, rows, batch_tokens)?)
+        Ok(log.write(phase, batch_tokens)?)
     }
-
-    /// Records rows that the caller obtained from [`Session::routing_rows`].
-    pub(crate) fn record(&mut self, phase: Phase, rows: &Routing) -> Result<(), RoutingError> {
-        let batch_tokens = self.runner.decoder.backend().batch_tokens();
-        let Some(log) = &mut self.routing else { return Ok(()) };
-        write(&mut log.recorder, phase, rows, batch_tokens)
-    }
-}
-
-fn write(
-    recorder: &mut RoutingRecorder,
-    phase: Phase,
-    rows: &Routing,
-    batch_tokens: usize,
-) -> Result<(), RoutingError> {
-    let scores = rows.scores.as_deref().unwrap_or(&[]);
-    let recorded = recorder.record(phase, &rows.experts, &rows.weights, scores, batch_tokens);
-    recorded.map_err(RoutingError::Write)
 }
 
 /// Returns the kind of the rows of a phase.

@@ -378,19 +378,15 @@ impl Session {
         self.reset();
         self.begin_turn(tokens)?;
         let mut logits = Vec::new();
-        match routing {
-            Some(experts) => {
-                let mut rows = self.routing_rows();
-                let output = &mut Outputs::Logits(&mut logits);
-                self.run_tokens(RowKind::Prompt, tokens, Logits::All, output, Some(&mut rows))?;
-                self.record(Phase::Prompt, &rows)?;
-                experts.append(&mut rows.experts);
-            }
-            None => {
-                let output = &mut Outputs::Logits(&mut logits);
-                self.forward(Phase::Prompt, tokens, Logits::All, output)?;
-            }
+        if routing.is_some() {
+            self.keep_routing();
         }
+        let output = &mut Outputs::Logits(&mut logits);
+        let ran = self.forward(Phase::Prompt, tokens, Logits::All, output);
+        if let Some(routing) = routing {
+            routing.append(&mut self.take_kept_routing());
+        }
+        ran?;
         self.runner.decoder.end_prompt(tokens.len());
         Ok(logits)
     }

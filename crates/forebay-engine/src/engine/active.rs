@@ -60,6 +60,8 @@ pub struct Active {
     /// Generated tokens that are computed together like a prompt: their indices, in ascending order.
     forced: Vec<Range<usize>>,
     constraint: Option<Constraint>,
+    /// The tokens that do not end the answer, as in [`Constraint::mask`], if it has a least length.
+    goes_on: Option<Vec<u32>>,
     pooled: Option<Pooled>,
     scores: Option<PromptScores>,
     /// Number of tokens whose keys and values are computed.
@@ -111,6 +113,7 @@ impl Active {
             ..RequestStatistics::default()
         };
         let no_tokens = options.max_tokens == Some(0) && !has_work;
+        let goes_on = grammar.is_none().then(|| going_on(session, &options)).flatten();
         Active {
             id,
             priority,
@@ -127,6 +130,7 @@ impl Active {
             text: tokenizer.map(TextStream::continuing),
             prompt_len: prompt.len(),
             forced: Vec::new(),
+            goes_on,
             constraint: grammar.map(|grammar| Constraint::new(grammar.begin())),
             pooled: pooling.map(Pooled::new),
             scores: prompt_logprobs.map(PromptScores::new),
@@ -309,7 +313,7 @@ impl Active {
             true => WantedRow::chooses(
                 &self.sampler,
                 &self.tokens,
-                self.constraint.is_some(),
+                self.constraint.is_some() || self.must_go_on(),
                 self.logprobs,
             ),
             false => WantedRow::unused(),
@@ -321,10 +325,17 @@ impl Active {
         self.sampler.needs().count
     }
 
+    /// Returns true if no token that ends the answer may come next.
+    fn must_go_on(&self) -> bool {
+        self.goes_on.is_some() && self.statistics.generated_tokens < self.options.min_tokens
+    }
+
     /// Returns the mask of the next token, if it is computed.
     pub fn mask(&self) -> Option<&[u32]> {
-        let constraint = self.constraint.as_ref().filter(|constraint| constraint.is_computed)?;
-        Some(&constraint.mask)
+        match &self.constraint {
+            Some(constraint) => constraint.is_computed.then_some(&constraint.mask[..]),
+            None => self.goes_on.as_deref().filter(|_| self.must_go_on()),
+        }
     }
 
     /// Returns true if a token is chosen after the next `count` rows. Otherwise the next token is known.
@@ -363,7 +374,7 @@ impl Active {
     /// Returns true if a proposal may be checked together with the next row: its token is known, and the one behind it is chosen
     /// without a grammar.
     pub fn may_propose(&self) -> bool {
-        self.chooses_after(1) && self.constraint.is_none()
+        self.chooses_after(1) && self.constraint.is_none() && !self.must_go_on()
     }
 
     /// Computes the next row, with a proposal behind it if the answer may have that token. Returns the row of the logits.
@@ -391,8 +402,9 @@ impl Active {
         if self.end.is_some() {
             return None;
         }
+        let must_go_on = self.must_go_on();
         let mask = match &self.constraint {
-            None => None,
+            None => self.goes_on.as_deref().filter(|_| must_go_on),
             Some(constraint) if constraint.is_computed => Some(constraint.mask.as_slice()),
             Some(_) => {
                 let why = "the mask of the grammar was not computed";
@@ -486,6 +498,21 @@ impl Active {
         let finished = Event::Finished { end, text, embedding, prompt, end_token, statistics };
         let _ = (self.sink)(finished);
     }
+}
+
+/// Returns a mask of the tokens that do not end an answer, if it has a least length.
+fn going_on(session: &Session, options: &GenerateOptions) -> Option<Vec<u32>> {
+    if options.min_tokens == 0 || options.ignore_end {
+        return None;
+    }
+    let mut mask = vec![u32::MAX; session.vocab_size().div_ceil(32)];
+    let by_model = session.tokenizer.iter().flat_map(|tokenizer| tokenizer.eog_ids());
+    for id in by_model.chain(&options.stop_ids) {
+        if let Some(word) = mask.get_mut(*id as usize / 32) {
+            *word &= !(1 << (id % 32));
+        }
+    }
+    Some(mask)
 }
 
 /// States of a prompt's tokens, on their way to an embedding.

@@ -61,6 +61,16 @@ impl Session {
         options: &GenerateOptions,
         on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generation, EngineError> {
+        self.generate_timed(prompt, options, on_token).map(|(generation, _)| generation)
+    }
+
+    /// Generates like [`Session::generate`]. Also returns the seconds for which the generated tokens waited for weights.
+    pub(crate) fn generate_timed(
+        &mut self,
+        prompt: &[u32],
+        options: &GenerateOptions,
+        on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<(Generation, f64), EngineError> {
         if prompt.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
@@ -95,7 +105,7 @@ impl Engine<'_> {
         prompt: &[u32],
         options: &GenerateOptions,
         on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
-    ) -> Result<Generation, EngineError> {
+    ) -> Result<(Generation, f64), EngineError> {
         let started = Instant::now();
         let session = &mut *self.session;
         let cached = session.cached.len();
@@ -133,16 +143,16 @@ impl Engine<'_> {
         generation.prompt_seconds = started.elapsed().as_secs_f64();
         match read {
             Ok(()) => self.session.runner.decoder.end_prompt(prompt.len()),
-            Err(EngineError::Interrupted) => return Ok(generation),
+            Err(EngineError::Interrupted) => return Ok((generation, 0.0)),
             Err(error) => return Err(error),
         }
-        let generating = Instant::now();
+        let (generating, waited) = (Instant::now(), self.session.wait_seconds());
         let span = tracing::debug_span!("generate", tokens = Empty, end = Empty).entered();
         generation.stop_reason = self.generate(&chosen, &mut generation.tokens, on_token)?;
         span.record("tokens", generation.tokens.len());
         span.record("end", tracing::field::debug(generation.stop_reason));
         generation.generate_seconds = generating.elapsed().as_secs_f64();
-        Ok(generation)
+        Ok((generation, self.session.wait_seconds() - waited))
     }
 
     /// Generates until the answer ends. Each token is told of before the next one is computed.
