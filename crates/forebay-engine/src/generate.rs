@@ -3,13 +3,13 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use forebay_model::sampling::{Sampling, argmax};
+use forebay_model::ModelError;
+use forebay_model::sampling::Sampling;
 use forebay_store::process_seconds;
-use forebay_stream::Phase;
 use serde::{Deserialize, Serialize};
 
+use crate::engine::alone::Asked;
 use crate::mtp::{MtpStatistics, Proposals};
-use crate::runner::{Logits, Outputs};
 use crate::{EngineError, Session};
 
 /// Limits and sampling of one generation.
@@ -83,7 +83,7 @@ impl Generation {
 }
 
 /// Measurements of one benchmark run.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct BenchRun {
     pub prompt_tokens: usize,
     pub generate_tokens: usize,
@@ -135,19 +135,10 @@ impl Session {
         by_model || options.stop_ids.contains(&id)
     }
 
-    /// Runs tokens and keeps the logits of the last one.
-    fn feed(&mut self, phase: Phase, tokens: &[u32]) -> Result<(), EngineError> {
-        let mut logits = std::mem::take(&mut self.logits);
-        logits.clear();
-        let fed = self.forward(phase, tokens, Logits::Last, &mut Outputs::Logits(&mut logits));
-        self.logits = logits;
-        fed
-    }
-
-    /// Measures the time of a prompt of `prompt_tokens`, then of `generate_tokens` single tokens. Both start after
-    /// `depth` tokens that are not timed. Ids are pseudo-random, as in the usual benchmarks, so that routing does not
-    /// settle on one repeated token. With the predicting layer, the generated tokens are the likeliest ones behind the prompt
-    /// instead, because no layer can predict random ids.
+    /// Measures the time of a prompt of `prompt_tokens`, then of `generate_tokens` single tokens. Both start after `depth` tokens that are not
+    /// timed, of which the second part has at least one. Ids are pseudo-random, as in the usual benchmarks, so that routing does not settle on one
+    /// repeated token. With the predicting layer, the generated tokens are the likeliest ones behind the prompt instead, because no layer can predict
+    /// random ids.
     ///
     /// # Errors
     /// Returns an error if the tokens do not fit the context or if a read fails.
@@ -158,63 +149,63 @@ impl Session {
         depth: usize,
         seed: u64,
     ) -> Result<BenchRun, EngineError> {
-        let count = depth + prompt_tokens + generate_tokens;
         let mut random = fastrand::Rng::with_seed(seed);
-        let ids = self.random_ids(count, &mut random);
+        let ids = self.random_ids(depth + prompt_tokens + generate_tokens, &mut random);
         let (before, ids) = ids.split_at(depth);
         let (prompt, generated) = ids.split_at(prompt_tokens);
+        let (used, context) = (depth + prompt_tokens.max(generate_tokens), self.context());
+        if used > context {
+            return Err(ModelError::ContextFull { used: 0, context, wanted: used }.into());
+        }
         self.reset();
-        self.begin_turn(prompt)?;
+        self.read(before)?;
+        let mut run = BenchRun { prompt_tokens, generate_tokens, depth, ..BenchRun::default() };
         let threads = self.runner.decoder.backend().info().threads;
-        if !before.is_empty() {
-            self.feed(Phase::Prompt, before)?;
-            self.runner.decoder.end_prompt(before.len());
-        }
         let clocks = Clocks::start();
-        if !prompt.is_empty() {
-            self.feed(Phase::Prompt, prompt)?;
-            self.runner.decoder.end_prompt(prompt.len());
+        self.read(prompt)?;
+        (run.prompt_seconds, run.prompt_processors_busy) = clocks.read(threads);
+        run.prompt_tokens_per_second = rate(prompt_tokens, run.prompt_seconds);
+        if generate_tokens == 0 {
+            return Ok(run);
         }
-        let (prompt_seconds, prompt_processors_busy) = clocks.read(threads);
-        let before_proposals = self.mtp.as_ref().map(Proposals::statistics);
-        let kept = if self.mtp.is_some() { depth } else { self.truncate(depth) };
-        if kept < depth {
-            self.feed(Phase::Prompt, &before[kept..])?;
-            self.runner.decoder.end_prompt(depth - kept);
+        let proposals = self.mtp.as_ref().map(Proposals::statistics);
+        // The answer begins behind a token that is read again, and whose pass is not timed.
+        let end = if proposals.is_some() { depth + prompt_tokens } else { depth };
+        let kept = self.truncate(end.saturating_sub(1));
+        let first = [before, if proposals.is_some() { prompt } else { &[] }].concat();
+        let (first, instead) = match first.get(kept..) {
+            Some([]) | None => generated.split_at(1),
+            Some(first) => (first, generated),
+        };
+        let passes = generate_tokens.min(context - kept - first.len());
+        let options = GenerateOptions::exactly(passes + 1, Sampling::greedy());
+        let instead = if proposals.is_some() { &[] } else { instead };
+        let mut clocks = None;
+        let asked = Asked { prompt: first, options: &options, instead };
+        let (generation, _) = self.generate_timed(&asked, &mut |_| {
+            clocks.get_or_insert_with(Clocks::start);
+            ControlFlow::Continue(())
+        })?;
+        let clocks = clocks.ok_or(EngineError::Interrupted)?;
+        if generation.stop_reason == StopReason::Interrupted {
+            return Err(EngineError::Interrupted);
         }
-        let clocks = Clocks::start();
-        match self.mtp {
-            Some(_) => self.generate_likeliest(generated)?,
-            None => {
-                for id in generated {
-                    self.feed(Phase::Generate, std::slice::from_ref(id))?;
-                    self.runner.decoder.end_token();
-                }
-            }
-        }
-        let (generate_seconds, generate_processors_busy) = clocks.read(threads);
-        Ok(BenchRun {
-            prompt_tokens,
-            generate_tokens,
-            depth,
-            prompt_seconds,
-            generate_seconds,
-            prompt_tokens_per_second: rate(prompt_tokens, prompt_seconds),
-            generate_tokens_per_second: rate(generate_tokens, generate_seconds),
-            prompt_processors_busy,
-            generate_processors_busy,
-            mtp: before_proposals
-                .and_then(|before| Some(self.mtp.as_ref()?.statistics().since(&before))),
-        })
+        (run.generate_seconds, run.generate_processors_busy) = clocks.read(threads);
+        run.generate_tokens_per_second = rate(passes, run.generate_seconds);
+        run.mtp = proposals.and_then(|before| Some(self.mtp.as_ref()?.statistics().since(&before)));
+        Ok(run)
     }
 
-    /// Generates as many tokens as `ids` has, always the likeliest. The first one is that of `ids` if nothing was fed before.
-    fn generate_likeliest(&mut self, ids: &[u32]) -> Result<(), EngineError> {
-        let first = match self.cached.is_empty() {
-            true => ids.first().copied().unwrap_or(0),
-            false => argmax(&self.logits),
-        };
-        let options = GenerateOptions::exactly(ids.len(), Sampling::greedy());
-        self.generate(&[first], &options, &mut |_| ControlFlow::Continue(())).map(drop)
+    /// Reads tokens behind the cached ones.
+    fn read(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        let options = GenerateOptions::exactly(0, Sampling::greedy());
+        let read = self.generate(tokens, &options, &mut |_| ControlFlow::Continue(()))?;
+        match read.stop_reason {
+            StopReason::Interrupted => Err(EngineError::Interrupted),
+            _ => Ok(()),
+        }
     }
 }

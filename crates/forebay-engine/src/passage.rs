@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 
 use forebay_model::sampling::Sampling;
 
+use crate::engine::alone::Asked;
 use crate::{EngineError, GenerateOptions, Session, StopReason};
 
 /// Routing of a prompt and of its continuation, and the time that the continuation took.
@@ -41,7 +42,8 @@ impl Session {
             GenerateOptions { max_tokens, min_tokens, sampling, ..GenerateOptions::default() };
         self.keep_routing();
         let mut done = prompt.len();
-        let generated = self.generate_timed(prompt, &options, &mut |_| {
+        let asked = Asked { prompt, options: &options, instead: &[] };
+        let generated = self.generate_timed(&asked, &mut |_| {
             step(done);
             done += 1;
             ControlFlow::Continue(())

@@ -65,7 +65,6 @@ pub struct Session {
     pub(crate) cached: Vec<u32>,
     /// True if states of recurrent layers are kept while prompts are read.
     pub(crate) keeps_states: bool,
-    pub(crate) logits: Vec<f32>,
     /// Proposals of the predicting layer, if it is loaded.
     pub(crate) mtp: Option<mtp::Proposals>,
     /// Recording of the routing, if one is in progress.
@@ -100,7 +99,6 @@ impl Session {
         let context = options.context_for(&architecture)?;
         let chat_template = ChatTemplate::from_catalog(&catalog)?;
         let info = ModelInfo::new(&catalog, &architecture);
-        let vocabulary = architecture.vocabulary;
         // These run in parallel: a GPU takes a third of a second to open, and a large vocabulary takes some time, too.
         let (tokenizer, chosen, weights, placed) = thread::scope(|scope| {
             let parent = open.id();
@@ -176,7 +174,6 @@ impl Session {
             keeps_states: false,
             mtp,
             cached: Vec::with_capacity(context),
-            logits: Vec::with_capacity(vocabulary),
             routing: None,
             load_seconds: started.elapsed().as_secs_f64(),
             traced: placed.traced,

@@ -118,3 +118,31 @@ fn answers_have_their_least_length() {
         }
     }
 }
+
+#[test]
+fn measurements_take_the_tokens_that_they_are_for() {
+    for path in models().into_iter().chain(recurrent_models()).step_by(3) {
+        let what = path.display();
+        let Some(mut session) = open(&path, false) else { continue };
+        for (prompt, generate, depth) in
+            [(8, 4, 3), (8, 0, 0), (0, 5, 0), (0, 1, 4), (40, 2, 0), (0, 96, 0), (0, 91, 5)]
+        {
+            let run = session.bench(prompt, generate, depth, 3).unwrap();
+            let mut random = fastrand::Rng::with_seed(3);
+            let mut id = || random.u32(..session.vocab_size() as u32);
+            let ids: Vec<u32> = (0..depth + prompt + generate).map(|_| id()).collect();
+            let (before, generated) = (&ids[..depth], &ids[depth + prompt..]);
+            let case = format!("{what} {prompt} {generate} {depth}");
+            assert_eq!(run.prompt_tokens_per_second > 0.0, prompt > 0, "{case}");
+            assert_eq!(run.generate_tokens_per_second > 0.0, generate > 0, "{case}");
+            if generate > 0 {
+                let cached = session.cached_tokens();
+                let known = [before, generated].concat();
+                assert!(cached.starts_with(&known[..known.len().min(cached.len())]), "{case}");
+                assert_eq!(cached.len(), (depth.max(1) + generate).min(96), "{case}");
+            }
+        }
+        assert!(session.bench(90, 4, 10, 1).is_err(), "{what}: the context has 96 positions");
+        assert!(session.bench(1, 90, 10, 1).is_err(), "{what}: the context has 96 positions");
+    }
+}

@@ -1,5 +1,6 @@
 //! A request that runs.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -48,6 +49,8 @@ pub struct Active {
     pub had_turn: bool,
     /// Why the request ends after this pass.
     pub end: Option<RequestEnd>,
+    /// Tokens that come instead of the next chosen ones.
+    pub instead: VecDeque<u32>,
     /// The token by which the model ended the answer.
     end_token: Option<GeneratedToken>,
     sampler: Sampler,
@@ -123,6 +126,7 @@ impl Active {
             root,
             had_turn: false,
             end: no_tokens.then_some(RequestEnd::MaxTokens),
+            instead: VecDeque::new(),
             end_token: None,
             sampler,
             sink,
@@ -433,7 +437,8 @@ impl Active {
 
     /// Takes over the chosen token and reports it, unless it ends the answer. The tokens that the grammar then forces follow,
     /// as far as a context of so many positions has room.
-    pub fn take(&mut self, token: GeneratedToken, ends: bool, context: usize) {
+    pub fn take(&mut self, mut token: GeneratedToken, ends: bool, context: usize) {
+        token.id = self.instead.pop_front().unwrap_or(token.id);
         if ends {
             (self.end, self.end_token) = (Some(RequestEnd::End), Some(token));
             return;

@@ -42,6 +42,14 @@ impl DerefMut for Held<'_> {
     }
 }
 
+/// What a session asks of an engine.
+pub(crate) struct Asked<'a> {
+    pub prompt: &'a [u32],
+    pub options: &'a GenerateOptions,
+    /// Tokens that come instead of the first chosen ones, for measurements.
+    pub instead: &'a [u32],
+}
+
 /// The tokens of an answer that nobody was told of yet.
 type Tokens = Arc<Mutex<VecDeque<u32>>>;
 
@@ -61,16 +69,17 @@ impl Session {
         options: &GenerateOptions,
         on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generation, EngineError> {
-        self.generate_timed(prompt, options, on_token).map(|(generation, _)| generation)
+        let asked = Asked { prompt, options, instead: &[] };
+        self.generate_timed(&asked, on_token).map(|(generation, _)| generation)
     }
 
     /// Generates like [`Session::generate`]. Also returns the seconds for which the generated tokens waited for weights.
     pub(crate) fn generate_timed(
         &mut self,
-        prompt: &[u32],
-        options: &GenerateOptions,
+        asked: &Asked<'_>,
         on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<(Generation, f64), EngineError> {
+        let prompt = asked.prompt;
         if prompt.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
@@ -81,7 +90,7 @@ impl Session {
         self.begin_turn(prompt)?;
         let options_of_one = EngineOptions { running: Some(1), ..EngineOptions::default() };
         let mut engine = Engine::of(Held::Lent(self), &options_of_one);
-        let answered = engine.answer(prompt, options, on_token);
+        let answered = engine.answer(asked, on_token);
         engine.give_back(used)?;
         answered
     }
@@ -102,8 +111,7 @@ impl Engine<'_> {
     /// Answers a prompt behind the tokens that the session has.
     fn answer(
         &mut self,
-        prompt: &[u32],
-        options: &GenerateOptions,
+        &Asked { prompt, options, instead }: &Asked<'_>,
         on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<(Generation, f64), EngineError> {
         let started = Instant::now();
@@ -123,6 +131,7 @@ impl Engine<'_> {
         let mut active = Active::new(RequestId(0), new, (session.sequence, cached), session);
         // A prompt is read, too, if no token is wanted.
         active.end = None;
+        active.instead = instead.to_vec().into();
         self.running.push(active);
 
         let mut generation = Generation {

@@ -5,7 +5,7 @@
 //! they come or end.
 
 mod active;
-mod alone;
+pub(crate) mod alone;
 mod batch_size;
 mod latency;
 mod masks;
