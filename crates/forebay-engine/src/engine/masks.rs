@@ -7,8 +7,10 @@ use std::thread;
 use forebay_grammar::{GrammarError, Matcher, STACK_BYTES};
 
 use super::Engine;
+use super::active::Active;
 use super::request::RequestId;
 use super::schedule::Part;
+use crate::pass_logits::Masks;
 
 /// Most threads. A mask takes 10 to 500 microseconds.
 const THREADS_MAX: usize = 8;
@@ -111,5 +113,24 @@ impl Engine<'_> {
                 active.return_matcher(matcher, mask, computed);
             }
         }
+    }
+}
+
+/// The masks of the rows of a pass that have logits.
+pub(super) struct MasksOfRows<'a> {
+    pub pending: PendingMasks<'a>,
+    /// The request of each row from which a token is chosen.
+    pub requests: Vec<Option<&'a Active>>,
+}
+
+impl Masks for MasksOfRows<'_> {
+    fn wait(&mut self) {
+        self.pending.wait();
+    }
+
+    fn of_row(&self, row: usize) -> Option<&[u32]> {
+        let request = self.requests[row]?;
+        let come = self.pending.come.iter().find(|job| job.id == request.id);
+        come.map_or_else(|| request.mask(), Job::mask)
     }
 }

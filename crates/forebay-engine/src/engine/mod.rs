@@ -31,7 +31,7 @@ use self::alone::Held;
 use self::batch_size::{BatchSize, Measured};
 pub use self::latency::Latency;
 use self::latency::Pace;
-use self::masks::{Job, MaskThreads, PendingMasks};
+use self::masks::{MaskThreads, MasksOfRows};
 use self::probabilities::SCORED_ROWS_MAX;
 use self::reading::Reading;
 pub use self::request::{
@@ -45,7 +45,7 @@ pub use self::snapshot::{Snapshot, SnapshotError};
 pub use self::waiting::QueueError;
 use self::waiting::{State, Submitted, Waiting};
 use crate::kv_tiers::{DiskTier, KvDisk, KvDiskType, KvTierStatistics};
-use crate::pass_logits::{Masks, PassLogits, WantedRow};
+use crate::pass_logits::{PassLogits, WantedRow};
 use crate::runner::{FetchRates, Logits, Outputs, Rows, Runner};
 use crate::statistics::WeightUse;
 use crate::{EngineError, Session};
@@ -694,24 +694,5 @@ fn rows_of<'a>(active: &'a Active, part: &Part) -> Rows<'a> {
             true => Logits::Last,
             false => Logits::None,
         },
-    }
-}
-
-/// The masks of the rows of a pass that have logits.
-struct MasksOfRows<'a> {
-    pending: PendingMasks<'a>,
-    /// The request of each row from which a token is chosen.
-    requests: Vec<Option<&'a Active>>,
-}
-
-impl Masks for MasksOfRows<'_> {
-    fn wait(&mut self) {
-        self.pending.wait();
-    }
-
-    fn of_row(&self, row: usize) -> Option<&[u32]> {
-        let request = self.requests[row]?;
-        let come = self.pending.come.iter().find(|job| job.id == request.id);
-        come.map_or_else(|| request.mask(), Job::mask)
     }
 }
