@@ -8,7 +8,7 @@ use forebay_model::sampling::Sampling;
 use forebay_store::process_seconds;
 use serde::{Deserialize, Serialize};
 
-use crate::engine::alone::Asked;
+use crate::engine::Asked;
 use crate::mtp::{MtpStatistics, Proposals};
 use crate::{EngineError, Session};
 

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use forebay_model::sampling::Sampling;
 
-use crate::engine::alone::Asked;
+use crate::engine::Asked;
 use crate::{EngineError, GenerateOptions, Session, StopReason};
 
 /// Routing of a prompt and of its continuation, and the time that the continuation took.

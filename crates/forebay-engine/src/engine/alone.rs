@@ -91,8 +91,9 @@ impl Session {
         let options_of_one = EngineOptions { running: Some(1), ..EngineOptions::default() };
         let mut engine = Engine::of(Held::Lent(self), &options_of_one);
         let answered = engine.answer(asked, on_token);
-        engine.give_back(used)?;
-        answered
+        let given_back = engine.give_back(used);
+        let answered = answered?;
+        given_back.map(|()| answered)
     }
 }
 

@@ -5,7 +5,7 @@
 //! they come or end.
 
 mod active;
-pub(crate) mod alone;
+mod alone;
 mod batch_size;
 mod latency;
 mod masks;
@@ -27,6 +27,7 @@ use forebay_ops::RowKind;
 use forebay_options::{BadOption, OptionName};
 
 use self::active::Active;
+pub(crate) use self::alone::Asked;
 use self::alone::Held;
 use self::batch_size::{BatchSize, Measured};
 pub use self::latency::Latency;

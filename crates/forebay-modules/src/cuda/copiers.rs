@@ -13,9 +13,8 @@ const THREAD_BYTES: usize = 256 << 10;
 /// Time for which threads wait for the next piece before they sleep. With a millisecond, they took the cores from the thread that queues the work of
 /// modules: on 16 cores, passes with few loads took 0.09 instead of 0.05 s.
 const SPIN: Duration = Duration::from_micros(100);
-/// Parts of a pass for which weights are brought: from the first one on, all threads copy, and below the second one only some. On 16 cores, two of
-/// which shared what computes, 12 threads that copied all the time made the thread that queues the work of modules take 2.7 times as long, and 8
-/// threads twice.
+/// Parts of a pass for which weights are brought: from the first one on, all threads copy, and below the second one only some. On a virtual machine with
+/// 16 processors, 12 threads that copied all the time made the thread that queues the work of modules take 2.7 times as long, and 8 threads twice.
 const ALL_FROM: f64 = 0.8;
 const SOME_BELOW: f64 = 0.6;
 
