@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{self, CUevent_flags};
 use cudarc::driver::{CudaEvent, CudaStream, result};
+use forebay_device::while_alive;
 
 use crate::error::{bind, is_not_ready};
-use crate::lifetime::while_alive;
 use crate::memory::copy_in;
 use crate::{CudaError, DevicePtr, Gpu};
 

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
+use forebay_device::{DeviceId, Owner};
 
 use crate::CudaError;
 use crate::error::{bind, check_not_lost, is_not_ready};
 use crate::lanes::Lanes;
-use crate::lifetime::Owner;
 use crate::module::Modules;
 
 /// CUDA version that the shipped PTX needs (PTX ISA 8.4).
@@ -107,6 +107,11 @@ impl Gpu {
             is_capturing: AtomicBool::new(false),
             recorded: Mutex::new(None),
         })
+    }
+
+    /// Returns the name of the device.
+    pub fn id(&self) -> DeviceId {
+        DeviceId::new("cuda", self.context.ordinal())
     }
 
     /// Returns the longest time that one kernel waits for the host before it gives up. `None` means that it waits

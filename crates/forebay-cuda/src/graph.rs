@@ -5,9 +5,9 @@ use std::sync::{Arc, PoisonError};
 
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, result, sys};
+use forebay_device::{Owner, while_alive};
 
 use crate::error::bind;
-use crate::lifetime::{Owner, while_alive};
 use crate::module::Modules;
 use crate::{CudaError, Gpu};
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
+use forebay_device::while_alive;
 
 use crate::error::{bind, is_not_ready};
-use crate::lifetime::while_alive;
 use crate::pinned::{Pinned, Pinner};
 use crate::side_stream::{new_event, order};
 use crate::{CudaError, DevicePtr, Gpu};

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytemuck::Pod;
 use cudarc::driver::{CudaStream, result, sys};
+use forebay_device::{Lifetime, Owner, while_alive};
 
 use crate::error::bind;
-use crate::lifetime::{Lifetime, Owner, while_alive};
 use crate::{CudaError, DevicePtr, Gpu};
 
 /// 32-bit words at a fixed address. They are written and read by copying and never borrowed, because the GPU may use
@@ -136,7 +136,7 @@ impl Gpu {
             .cast::<u32>();
         // SAFETY: that many bytes were reserved.
         unsafe { first.cast::<u8>().write_bytes(0, bytes) };
-        let lifetime = Some(Lifetime::new());
+        let lifetime = Some(Lifetime::new(self.id()));
         Ok(HostWords { first, count, lifetime, stream: self.shared_stream() })
     }
 

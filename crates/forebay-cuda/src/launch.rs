@@ -3,8 +3,8 @@
 use std::ffi::c_void;
 
 use cudarc::driver::sys;
+use forebay_device::{Owner, while_alive};
 
-use crate::lifetime::{Owner, while_alive};
 use crate::module::Kernel;
 use crate::{CopyStream, CudaError, DevicePtr, Gpu, SideStream};
 

@@ -9,9 +9,9 @@ use cudarc::driver::sys::{
     CUmemAllocationType, CUmemLocation, CUmemLocationType,
 };
 use cudarc::driver::{CudaContext, DriverError};
+use forebay_device::{Lifetime, Owner};
 
 use crate::error::{bind, is_out_of_memory};
-use crate::lifetime::{Lifetime, Owner};
 use crate::{CudaError, DeviceMemory, DevicePtr, Gpu};
 
 /// Memory for weights whose addresses never change.
@@ -72,7 +72,7 @@ impl Gpu {
             .result()
             .map_err(CudaError::of("reserving addresses of the GPU"))?;
         let chunks = Vec::with_capacity(reserved_bytes.div_ceil(chunk_bytes));
-        let lifetime = Some(Lifetime::new());
+        let lifetime = Some(Lifetime::new(self.id()));
         let mapped =
             Mapped { address, reserved_bytes, chunk_bytes, lifetime, chunks, location, context };
         Ok(WeightsPool { kind: Kind::Virtual(mapped) })

@@ -4,9 +4,10 @@ use super::Finding;
 use super::files::Repository;
 
 /// Crates, each with the crates that it may depend on.
-const LAYERS: [(&str, &[&str]); 24] = [
+const LAYERS: [(&str, &[&str]); 25] = [
     ("forebay-options", &[]),
     ("forebay-ops", &[]),
+    ("forebay-device", &[]),
     ("forebay-format", &["forebay-options", "forebay-codec"]),
     ("forebay-codec", &[]),
     ("forebay-text", &["forebay-format"]),
@@ -17,7 +18,7 @@ const LAYERS: [(&str, &[&str]); 24] = [
     ("forebay-store", &["forebay-options", "forebay-format", "forebay-codec"]),
     ("forebay-stream", &["forebay-format", "forebay-store"]),
     ("forebay-compute", &["forebay-ops", "forebay-format", "forebay-codec"]),
-    ("forebay-cuda", &["forebay-ops", "forebay-format"]),
+    ("forebay-cuda", &["forebay-device", "forebay-ops", "forebay-format"]),
     (
         "forebay-gpu-check",
         &[

@@ -7,12 +7,13 @@ use super::scan::{RustSource, matching_brace, words};
 
 /// Crates that call the kernel, vector instructions, the GPU's driver, or C programs; and the task that calls NVIDIA's
 /// compiler. An example counts what is allocated, and a test reads memory by the addresses that a load returns.
-const HOMES: [&str; 10] = [
+const HOMES: [&str; 11] = [
     "crates/forebay-store/",
     "crates/forebay-codec/",
     "crates/forebay-model/examples/fuzz_configs.rs",
     "crates/forebay-compute/",
     "crates/forebay-cuda/",
+    "crates/forebay-device/",
     "crates/forebay-c/",
     "crates/forebay-dlpack/",
     "crates/forebay-engine/tests/support/loaded.rs",

@@ -8,6 +8,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
 
+use crate::DeviceId;
+
 /// Lock that is held for writing while a generation changes.
 static FREEING: RwLock<()> = RwLock::new(());
 /// Generations that no memory uses at present. They are never freed, because addresses may read them at any time.
@@ -17,16 +19,18 @@ static NOTHING: AtomicU64 = AtomicU64::new(0);
 
 /// The part of an allocation that tracks its existence. After its drop, no work that uses an address of the memory can
 /// be queued.
-pub(crate) struct Lifetime(Owner);
+pub struct Lifetime(Owner);
 
 impl Lifetime {
-    pub(crate) fn new() -> Lifetime {
+    /// Begins the existence of memory of a device.
+    pub fn new(device: DeviceId) -> Lifetime {
         let unused = UNUSED.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let now = unused.unwrap_or_else(|| Box::leak(Box::new(AtomicU64::new(0))));
-        Lifetime(Owner { now, generation: now.load(Ordering::Acquire) })
+        Lifetime(Owner { now, generation: now.load(Ordering::Acquire), device: Some(device) })
     }
 
-    pub(crate) fn owner(&self) -> Owner {
+    /// Returns what addresses of the memory remember.
+    pub fn owner(&self) -> Owner {
         self.0
     }
 }
@@ -42,9 +46,11 @@ impl Drop for Lifetime {
 
 /// Identity of the memory that an address belongs to.
 #[derive(Clone, Copy)]
-pub(crate) struct Owner {
+pub struct Owner {
     now: &'static AtomicU64,
     generation: u64,
+    /// `None` for the null address.
+    device: Option<DeviceId>,
 }
 
 impl PartialEq for Owner {
@@ -55,8 +61,13 @@ impl PartialEq for Owner {
 
 impl Owner {
     /// Returns the owner of the null address.
-    pub(crate) fn nothing() -> Owner {
-        Owner { now: &NOTHING, generation: 0 }
+    pub fn nothing() -> Owner {
+        Owner { now: &NOTHING, generation: 0, device: None }
+    }
+
+    /// Returns the device that has the memory; `None` for the null address.
+    pub fn device(self) -> Option<DeviceId> {
+        self.device
     }
 
     fn is_alive(self) -> bool {
@@ -64,13 +75,18 @@ impl Owner {
     }
 }
 
-/// Runs `work`, which passes addresses of memory of all `owners` to the driver.
+/// Runs `work`, which passes addresses of memory of all `owners` to the driver of one device.
 ///
 /// # Panics
-/// Panics if some of the memory was freed.
-pub(crate) fn while_alive<R>(owners: &[Owner], work: impl FnOnce() -> R) -> R {
+/// Panics if some of the memory was freed, or if several devices have it.
+pub fn while_alive<R>(owners: &[Owner], work: impl FnOnce() -> R) -> R {
     let _freeing = FREEING.read().unwrap_or_else(PoisonError::into_inner);
-    assert!(owners.iter().all(|owner| owner.is_alive()), "GPU memory that was freed");
+    assert!(owners.iter().all(|owner| owner.is_alive()), "device memory that was freed");
+    let mut devices = owners.iter().filter_map(|owner| owner.device);
+    if let Some(first) = devices.next() {
+        let other = devices.find(|device| *device != first);
+        assert!(other.is_none(), "one piece of work with memory of {first} and {other:?}");
+    }
     work()
 }
 
@@ -80,15 +96,27 @@ mod tests {
 
     #[test]
     fn addresses_know_when_their_memory_was_freed() {
-        let (first, second) = (Lifetime::new(), Lifetime::new());
+        let device = DeviceId::new("some", 0);
+        let (first, second) = (Lifetime::new(device), Lifetime::new(device));
         let (one, two) = (first.owner(), second.owner());
         assert!(one != two && one == first.owner());
         while_alive(&[one, two, Owner::nothing()], || {});
         drop(first);
         // Later memory may reuse the generation's counter and is different all the same.
-        let third = Lifetime::new();
+        let third = Lifetime::new(device);
         assert!(third.owner() != one);
         while_alive(&[two, third.owner()], || {});
         assert!(std::panic::catch_unwind(|| while_alive(&[two, one], || {})).is_err());
+    }
+    #[test]
+    fn memory_of_several_devices_is_no_piece_of_work() {
+        let one = Lifetime::new(DeviceId::new("some", 0));
+        let other = Lifetime::new(DeviceId::new("some", 1));
+        for owners in [[one.owner(), one.owner()], [other.owner(), Owner::nothing()]] {
+            while_alive(&owners, || {});
+        }
+        let both = [one.owner(), Owner::nothing(), other.owner()];
+        assert!(std::panic::catch_unwind(|| while_alive(&both, || {})).is_err());
+        assert_eq!(one.owner().device(), Some(DeviceId::new("some", 0)));
     }
 }
