@@ -24,6 +24,16 @@ impl DeviceId {
         DeviceId(u32::try_from(at).expect("devices are few"))
     }
 
+    /// Returns a number for the device, below `u32::MAX`.
+    pub(crate) fn number(self) -> u32 {
+        self.0
+    }
+
+    /// Returns the device with this number; `None` for `u32::MAX`.
+    pub(crate) fn numbered(number: u32) -> Option<DeviceId> {
+        (number != u32::MAX).then_some(DeviceId(number))
+    }
+
     /// Returns the kind of the device, such as `cuda`, and its number.
     pub fn name(self) -> (&'static str, usize) {
         NAMES.lock().unwrap_or_else(PoisonError::into_inner)[self.0 as usize]

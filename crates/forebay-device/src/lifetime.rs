@@ -5,17 +5,24 @@
 //! memory is freed. Code that queues work holds [`FREEING`] for reading while it compares generations and passes the
 //! work to the driver. Freeing memory then waits for the device.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
 
 use crate::DeviceId;
 
 /// Lock that is held for writing while a generation changes.
 static FREEING: RwLock<()> = RwLock::new(());
-/// Generations that no memory uses at present. They are never freed, because addresses may read them at any time.
-static UNUSED: Mutex<Vec<&'static AtomicU64>> = Mutex::new(Vec::new());
-/// The generation of the null address.
-static NOTHING: AtomicU64 = AtomicU64::new(0);
+/// Records that no memory uses at present. They are never freed, because addresses may read them at any time.
+static UNUSED: Mutex<Vec<&'static Record>> = Mutex::new(Vec::new());
+/// The record of the null address, which no device has.
+static NOTHING: Record = Record { generation: AtomicU64::new(0), device: AtomicU32::new(u32::MAX) };
+
+/// What addresses of the same memory read: the generation that exists now, and its device.
+struct Record {
+    generation: AtomicU64,
+    /// [`DeviceId::number`].
+    device: AtomicU32,
+}
 
 /// The part of an allocation that tracks its existence. After its drop, no work that uses an address of the memory can
 /// be queued.
@@ -25,8 +32,13 @@ impl Lifetime {
     /// Begins the existence of memory of a device.
     pub fn new(device: DeviceId) -> Lifetime {
         let unused = UNUSED.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let now = unused.unwrap_or_else(|| Box::leak(Box::new(AtomicU64::new(0))));
-        Lifetime(Owner { now, generation: now.load(Ordering::Acquire), device: Some(device) })
+        let now = unused.unwrap_or_else(|| {
+            let (generation, number) = (AtomicU64::new(0), AtomicU32::new(device.number()));
+            Box::leak(Box::new(Record { generation, device: number }))
+        });
+        // Addresses of the memory before have another generation, so they do not look.
+        now.device.store(device.number(), Ordering::Release);
+        Lifetime(Owner { now, generation: now.generation.load(Ordering::Acquire) })
     }
 
     /// Returns what addresses of the memory remember.
@@ -38,7 +50,7 @@ impl Lifetime {
 impl Drop for Lifetime {
     fn drop(&mut self) {
         let freeing = FREEING.write().unwrap_or_else(PoisonError::into_inner);
-        self.0.now.fetch_add(1, Ordering::Release);
+        self.0.now.generation.fetch_add(1, Ordering::Release);
         drop(freeing);
         UNUSED.lock().unwrap_or_else(PoisonError::into_inner).push(self.0.now);
     }
@@ -47,10 +59,8 @@ impl Drop for Lifetime {
 /// Identity of the memory that an address belongs to.
 #[derive(Clone, Copy)]
 pub struct Owner {
-    now: &'static AtomicU64,
+    now: &'static Record,
     generation: u64,
-    /// `None` for the null address.
-    device: Option<DeviceId>,
 }
 
 impl PartialEq for Owner {
@@ -62,16 +72,16 @@ impl PartialEq for Owner {
 impl Owner {
     /// Returns the owner of the null address.
     pub fn nothing() -> Owner {
-        Owner { now: &NOTHING, generation: 0, device: None }
+        Owner { now: &NOTHING, generation: 0 }
     }
 
-    /// Returns the device that has the memory; `None` for the null address.
+    /// Returns the device that has the memory, as long as that exists; `None` for the null address.
     pub fn device(self) -> Option<DeviceId> {
-        self.device
+        DeviceId::numbered(self.now.device.load(Ordering::Acquire))
     }
 
     fn is_alive(self) -> bool {
-        self.now.load(Ordering::Acquire) == self.generation
+        self.now.generation.load(Ordering::Acquire) == self.generation
     }
 }
 
@@ -82,7 +92,7 @@ impl Owner {
 pub fn while_alive<R>(owners: &[Owner], work: impl FnOnce() -> R) -> R {
     let _freeing = FREEING.read().unwrap_or_else(PoisonError::into_inner);
     assert!(owners.iter().all(|owner| owner.is_alive()), "device memory that was freed");
-    let mut devices = owners.iter().filter_map(|owner| owner.device);
+    let mut devices = owners.iter().filter_map(|owner| owner.device());
     if let Some(first) = devices.next() {
         let other = devices.find(|device| *device != first);
         assert!(other.is_none(), "one piece of work with memory of {first} and {other:?}");
