@@ -3,8 +3,6 @@
 use std::path::PathBuf;
 
 use forebay_compute::ComputeError;
-#[cfg(feature = "cuda")]
-use forebay_cuda::CudaError;
 use forebay_format::FormatError;
 use forebay_model::ModelError;
 use forebay_options::{BadOption, OptionName};
@@ -13,7 +11,7 @@ use forebay_stream::StreamError;
 use forebay_text::TextError;
 
 use crate::engine::{QueueError, SnapshotError};
-use crate::gpu_error::GpuError;
+use crate::gpu_error::{GpuError, through_gpu_error};
 use crate::kv_file::KvFileError;
 use crate::load::LoadError;
 use crate::memory::DoesNotFit;
@@ -75,39 +73,8 @@ pub enum EngineError {
     DenseModel { path: PathBuf },
 }
 
-impl From<StoreError> for EngineError {
-    fn from(error: StoreError) -> EngineError {
-        match error {
-            StoreError::Interrupted => EngineError::Interrupted,
-            error => EngineError::Store(error),
-        }
-    }
-}
-
-impl From<StreamError> for EngineError {
-    fn from(error: StreamError) -> EngineError {
-        match error {
-            StreamError::Interrupted => EngineError::Interrupted,
-            error => EngineError::Stream(error),
-        }
-    }
-}
-
-impl From<ModelError> for EngineError {
-    fn from(error: ModelError) -> EngineError {
-        match error {
-            ModelError::Interrupted => EngineError::Interrupted,
-            error => EngineError::Model(error),
-        }
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl From<CudaError> for EngineError {
-    fn from(error: CudaError) -> EngineError {
-        GpuError::Cuda(error).into()
-    }
-}
+forebay_store::keep_interrupts!(EngineError { Store(StoreError), Stream(StreamError), Model(ModelError) });
+through_gpu_error!(EngineError);
 
 impl From<LoadError> for EngineError {
     fn from(error: LoadError) -> EngineError {

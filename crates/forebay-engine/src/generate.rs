@@ -170,12 +170,11 @@ impl Session {
         }
         let proposals = self.mtp.as_ref().map(Proposals::statistics);
         // The answer begins behind a token that is read again, and whose pass is not timed.
-        let end = if proposals.is_some() { depth + prompt_tokens } else { depth };
-        let kept = self.truncate(end.saturating_sub(1));
-        let first = [before, if proposals.is_some() { prompt } else { &[] }].concat();
-        let (first, instead) = match first.get(kept..) {
-            Some([]) | None => generated.split_at(1),
-            Some(first) => (first, generated),
+        let behind = [before, if proposals.is_some() { prompt } else { &[] }].concat();
+        let kept = self.truncate(behind.len().saturating_sub(1));
+        let (first, instead) = match behind.is_empty() {
+            true => generated.split_at(1),
+            false => (&behind[kept..], generated),
         };
         let passes = generate_tokens.min(context - kept - first.len());
         let options = GenerateOptions::exactly(passes + 1, Sampling::greedy());

@@ -16,3 +16,17 @@ pub enum GpuError {
     )]
     NoCuda,
 }
+
+/// Makes an error from one of the GPU's driver, by way of [`GpuError`].
+macro_rules! through_gpu_error {
+    ($error:ident) => {
+        #[cfg(feature = "cuda")]
+        impl From<forebay_cuda::CudaError> for $error {
+            fn from(error: forebay_cuda::CudaError) -> $error {
+                GpuError::Cuda(error).into()
+            }
+        }
+    };
+}
+
+pub(crate) use through_gpu_error;

@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 
 use forebay_model::sampling::Sampling;
+use forebay_stream::Residency;
 
 use crate::engine::Asked;
 use crate::{EngineError, GenerateOptions, Session, StopReason};
@@ -64,6 +65,6 @@ impl Session {
 
     /// Returns the seconds for which passes have waited for weights.
     pub(crate) fn wait_seconds(&self) -> f64 {
-        self.runner.decoder.residency().map_or(0.0, |residency| residency.statistics().wait_seconds)
+        self.runner.decoder.residency().map_or(0.0, Residency::wait_seconds)
     }
 }

@@ -119,20 +119,4 @@ pub enum ModelError {
     Interrupted,
 }
 
-impl From<StoreError> for ModelError {
-    fn from(error: StoreError) -> ModelError {
-        match error {
-            StoreError::Interrupted => ModelError::Interrupted,
-            error => ModelError::Store(error),
-        }
-    }
-}
-
-impl From<StreamError> for ModelError {
-    fn from(error: StreamError) -> ModelError {
-        match error {
-            StreamError::Interrupted => ModelError::Interrupted,
-            error => ModelError::Stream(error),
-        }
-    }
-}
+forebay_store::keep_interrupts!(ModelError { Store(StoreError), Stream(StreamError) });

@@ -122,16 +122,6 @@ pub struct BadOption {
     pub expected: String,
 }
 
-impl BadOption {
-    pub fn new(
-        name: OptionName,
-        value: impl Into<String>,
-        expected: impl Into<String>,
-    ) -> BadOption {
-        BadOption { name, value: value.into(), expected: expected.into() }
-    }
-}
-
 impl fmt::Display for BadOption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let BadOption { name, value, expected } = self;

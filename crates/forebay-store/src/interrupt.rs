@@ -64,6 +64,21 @@ impl Interrupt {
     }
 }
 
+/// Makes an error from errors of the parts below it. Each becomes its variant, but a request to stop stays one: `Interrupted`.
+#[macro_export]
+macro_rules! keep_interrupts {
+    ($error:ident { $($variant:ident($part:ident)),* $(,)? }) => {$(
+        impl From<$part> for $error {
+            fn from(error: $part) -> $error {
+                match error {
+                    $part::Interrupted => $error::Interrupted,
+                    error => $error::$variant(error),
+                }
+            }
+        }
+    )*};
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

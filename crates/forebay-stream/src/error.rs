@@ -49,14 +49,7 @@ pub enum StreamError {
     Stopped { why: String },
 }
 
-impl From<StoreError> for StreamError {
-    fn from(error: StoreError) -> StreamError {
-        match error {
-            StoreError::Interrupted => StreamError::Interrupted,
-            error => StreamError::Store(error),
-        }
-    }
-}
+forebay_store::keep_interrupts!(StreamError { Store(StoreError) });
 
 fn policy_names() -> String {
     PolicyKind::ALL.map(PolicyKind::name).join(", ")

@@ -3,13 +3,11 @@
 use std::path::PathBuf;
 
 use forebay_compute::ComputeError;
-#[cfg(feature = "cuda")]
-use forebay_cuda::CudaError;
 use forebay_options::BadOption;
 use forebay_store::StoreError;
 
 #[cfg(feature = "cuda")]
-use crate::gpu_error::GpuError;
+use crate::gpu_error::{GpuError, through_gpu_error};
 #[cfg(feature = "cuda")]
 use crate::load::LoadError;
 
@@ -36,18 +34,6 @@ pub enum DoctorError {
     Unmeasurable { folder: PathBuf, source: std::io::Error },
 }
 
-impl From<StoreError> for DoctorError {
-    fn from(error: StoreError) -> DoctorError {
-        match error {
-            StoreError::Interrupted => DoctorError::Interrupted,
-            error => DoctorError::Store(error),
-        }
-    }
-}
-
+forebay_store::keep_interrupts!(DoctorError { Store(StoreError) });
 #[cfg(feature = "cuda")]
-impl From<CudaError> for DoctorError {
-    fn from(error: CudaError) -> DoctorError {
-        GpuError::Cuda(error).into()
-    }
-}
+through_gpu_error!(DoctorError);

@@ -1,8 +1,6 @@
 //! One request of a session: its answer continues the session's own sequence.
 
-use std::collections::VecDeque;
 use std::ops::{ControlFlow, Deref, DerefMut};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use forebay_model::ModelError;
@@ -10,7 +8,7 @@ use forebay_stream::Phase;
 use tracing::field::Empty;
 
 use super::active::Active;
-use super::request::{Event, Request, RequestEnd, RequestId};
+use super::request::{Request, RequestEnd, RequestId};
 use super::schedule::Part;
 use super::waiting::Submitted;
 use super::{Engine, EngineOptions};
@@ -42,16 +40,13 @@ impl DerefMut for Held<'_> {
     }
 }
 
-/// What a session asks of an engine.
+/// Request of a session to an engine.
 pub(crate) struct Asked<'a> {
     pub prompt: &'a [u32],
     pub options: &'a GenerateOptions,
     /// Tokens that come instead of the first chosen ones, for measurements.
     pub instead: &'a [u32],
 }
-
-/// The tokens of an answer that nobody was told of yet.
-type Tokens = Arc<Mutex<VecDeque<u32>>>;
 
 impl Session {
     /// Appends `prompt` to the cached tokens, then generates. `on_token` gets every new id as soon as it is chosen and
@@ -120,14 +115,7 @@ impl Engine<'_> {
         let cached = session.cached.len();
         let all = [&session.cached[..], prompt].concat();
         let request = Request { prompt: all, options: options.clone(), ..Request::default() };
-        let chosen = Tokens::default();
-        let taken = Arc::clone(&chosen);
-        let sink = Box::new(move |event| {
-            if let Event::Token(token) = event {
-                taken.lock().unwrap_or_else(PoisonError::into_inner).push_back(token.id);
-            }
-            ControlFlow::Continue(())
-        });
+        let sink = Box::new(|_| ControlFlow::Continue(()));
         let new = Submitted::new(request, sink);
         let mut active = Active::new(RequestId(0), new, (session.sequence, cached), session);
         // A prompt is read, too, if no token is wanted.
@@ -158,7 +146,7 @@ impl Engine<'_> {
         }
         let (generating, waited) = (Instant::now(), self.session.wait_seconds());
         let span = tracing::debug_span!("generate", tokens = Empty, end = Empty).entered();
-        generation.stop_reason = self.generate(&chosen, &mut generation.tokens, on_token)?;
+        generation.stop_reason = self.generate(&mut generation.tokens, on_token)?;
         span.record("tokens", generation.tokens.len());
         span.record("end", tracing::field::debug(generation.stop_reason));
         generation.generate_seconds = generating.elapsed().as_secs_f64();
@@ -168,13 +156,12 @@ impl Engine<'_> {
     /// Generates until the answer ends. Each token is told of before the next one is computed.
     fn generate(
         &mut self,
-        chosen: &Tokens,
         tokens: &mut Vec<u32>,
         on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<StopReason, EngineError> {
         loop {
-            let next = chosen.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-            if let Some(id) = next {
+            let active = &self.running[0];
+            if let Some(&id) = active.tokens().get(active.prompt_len() + tokens.len()) {
                 tokens.push(id);
                 if on_token(id).is_break() {
                     return Ok(StopReason::Stopped);

@@ -403,7 +403,9 @@ impl<'s> Engine<'s> {
         }
         // A request that is suspended here begins again in a later step at the earliest, so every step runs a pass.
         loop {
-            match self.step_of_running() {
+            let ran = self.step_of_running();
+            self.end_finished();
+            match ran {
                 Err(EngineError::OutOfBlocks(_)) if self.make_room()? => {}
                 ran => return ran.map(|()| true),
             }
@@ -439,9 +441,6 @@ impl<'s> Engine<'s> {
             false => self.run_noted(&parts),
         };
         self.parts = parts;
-        if !self.is_lent() {
-            self.end_finished();
-        }
         ran
     }
 

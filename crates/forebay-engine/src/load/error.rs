@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 #[cfg(feature = "cuda")]
-use forebay_cuda::{CuFileError, CudaError};
+use forebay_cuda::CuFileError;
 use forebay_format::{FormatError, at_least, at_most};
 use forebay_options::{BadOption, OptionName};
 use forebay_store::{ReadError, StoreError};
 
-use crate::gpu_error::GpuError;
+use crate::gpu_error::{GpuError, through_gpu_error};
 use crate::memory::DoesNotFit;
 
 /// Errors of loading weights into memory.
@@ -66,18 +66,5 @@ pub enum LoadError {
     InPieces { path: PathBuf, tensor: String },
 }
 
-impl From<StoreError> for LoadError {
-    fn from(error: StoreError) -> LoadError {
-        match error {
-            StoreError::Interrupted => LoadError::Interrupted,
-            error => LoadError::Store(error),
-        }
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl From<CudaError> for LoadError {
-    fn from(error: CudaError) -> LoadError {
-        GpuError::Cuda(error).into()
-    }
-}
+forebay_store::keep_interrupts!(LoadError { Store(StoreError) });
+through_gpu_error!(LoadError);

@@ -29,20 +29,4 @@ pub enum PackError {
     Folder { path: PathBuf, source: std::io::Error },
 }
 
-impl From<ModelError> for PackError {
-    fn from(error: ModelError) -> PackError {
-        match error {
-            ModelError::Interrupted => PackError::Interrupted,
-            error => PackError::Model(error),
-        }
-    }
-}
-
-impl From<StoreError> for PackError {
-    fn from(error: StoreError) -> PackError {
-        match error {
-            StoreError::Interrupted => PackError::Interrupted,
-            error => PackError::Store(error),
-        }
-    }
-}
+forebay_store::keep_interrupts!(PackError { Store(StoreError), Model(ModelError) });

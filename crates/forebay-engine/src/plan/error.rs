@@ -1,7 +1,5 @@
 //! Errors of planning.
 
-#[cfg(feature = "cuda")]
-use forebay_cuda::CudaError;
 use forebay_format::{FormatError, at_least, at_most};
 use forebay_model::ModelError;
 use forebay_options::{BadOption, OptionName};
@@ -9,7 +7,7 @@ use forebay_store::StoreError;
 use forebay_stream::StreamError;
 use forebay_text::TextError;
 
-use crate::gpu_error::GpuError;
+use crate::gpu_error::{GpuError, through_gpu_error};
 use crate::memory::DoesNotFit;
 
 /// Errors of planning a model for a machine, or for this one.
@@ -67,39 +65,8 @@ pub enum PlanError {
     NoPlan { gpu: Box<PlanError>, cpu: Box<PlanError> },
 }
 
-impl From<StoreError> for PlanError {
-    fn from(error: StoreError) -> PlanError {
-        match error {
-            StoreError::Interrupted => PlanError::Interrupted,
-            error => PlanError::Store(error),
-        }
-    }
-}
-
-impl From<StreamError> for PlanError {
-    fn from(error: StreamError) -> PlanError {
-        match error {
-            StreamError::Interrupted => PlanError::Interrupted,
-            error => PlanError::Stream(error),
-        }
-    }
-}
-
-impl From<ModelError> for PlanError {
-    fn from(error: ModelError) -> PlanError {
-        match error {
-            ModelError::Interrupted => PlanError::Interrupted,
-            error => PlanError::Model(error),
-        }
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl From<CudaError> for PlanError {
-    fn from(error: CudaError) -> PlanError {
-        GpuError::Cuda(error).into()
-    }
-}
+forebay_store::keep_interrupts!(PlanError { Store(StoreError), Stream(StreamError), Model(ModelError) });
+through_gpu_error!(PlanError);
 
 impl PlanError {
     /// Returns the smallest budget that works, in bytes, if this error says that a budget is too small.

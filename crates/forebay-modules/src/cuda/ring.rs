@@ -25,7 +25,7 @@ struct Items<T> {
     is_lost: bool,
 }
 
-/// What a ring has.
+/// Item of a ring.
 pub trait RingItem {
     /// Returns true if the GPU may use the item for ever.
     fn is_lost(&self) -> bool;
